@@ -1,8 +1,8 @@
-"""An Allreduce of 8 KB after a computation that takes some ranks longer: how much of it those get that compute.
+"""Time of a computation, even or uneven between the ranks, and of the Allreduce of 8 KB that follows it.
 
-``python -m bench.imbalance`` starts itself on 8 ranks. In the rows *even* all ranks compute as long; in the rows
-*uneven* half of them compute twice as long, and the others not at all. With more ranks than cores the time of both is
-the same where ranks that wait leave the cores to those that compute.
+``python -m bench.imbalance`` starts itself on 8 ranks. In the columns *even* all ranks compute for the same time; in
+the columns *uneven* half of them compute for twice that time, and the others do not compute. With fewer cores than
+ranks both take the same time if ranks that wait leave their cores to those that compute.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bench import text_tables
 from bench.benchmark_options import measure_on_ranks, rank_counts
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "bench.imbalance"
 _COUNT, _ORDER = 1000, 120
+"""Elements of the Allreduce, and rows of the matrices that are multiplied."""
 _SAMPLE_SECONDS = 0.2
 """Calls in a row, since samples begin with a barrier of the MPI library, in which ranks take cores from each other."""
 
@@ -38,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _products(seconds: float) -> int:
-    """Return how many products of matrices take so long on a core."""
+    """Return the number of matrix products that take `seconds` on a core."""
     compute = _computation()
     compute(100)
     began = time.perf_counter()
@@ -60,7 +62,7 @@ def _computation() -> Callable[[int], None]:
 
 
 def _agreed_products(world: MPI.Intracomm, milliseconds: float) -> int:
-    """Return how many products of matrices take so long; rank 0 alone finds out, with a core to itself."""
+    """Return the number of matrix products that take so long, which rank 0 measures while the others sleep."""
     import numpy as np
 
     number = np.array([_products(milliseconds / 1e3) if world.rank == 0 else 0], np.int64)
@@ -71,7 +73,7 @@ def _agreed_products(world: MPI.Intracomm, milliseconds: float) -> int:
 
 
 def _contenders(world: MPI.Intracomm, products: int) -> dict[str, Callable[[], None]]:
-    """Return turns of a computation and an Allreduce, by the MPI library and by us, in the order of the columns."""
+    """Return a computation and an Allreduce by the MPI library and by us, one function for each column."""
     import numpy as np
 
     from mpicoll import Intracomm
@@ -92,18 +94,14 @@ def _measure(world: MPI.Intracomm, arguments: argparse.Namespace) -> None:
     from bench.metadata import library
     from mpicoll.measure import compare
 
-    if world.rank == 0:
-        sys.stdout.write(f"{library()}, {world.size} ranks, median ms of a computation and an Allreduce of 8 KB\n")
-        sys.stdout.write(f"{'computation':>14s}{'native even':>14s}{'uneven':>10s}{'auto even':>14s}{'uneven':>10s}\n")
+    rows = []
     for milliseconds in arguments.compute:
         contenders = _contenders(world, _agreed_products(world, milliseconds))
         found = compare(world, contenders, arguments.seconds, _SAMPLE_SECONDS)
-        if world.rank == 0:
-            times = [1e3 * found[name].median for name in contenders]
-            sys.stdout.write(
-                f"{milliseconds:11.1f} ms{times[0]:14.2f}{times[1]:10.2f}{times[2]:14.2f}{times[3]:10.2f}\n"
-            )
-            sys.stdout.flush()
+        rows.append([f"{milliseconds:g} ms", *(f"{1e3 * timing.median:.2f}" for timing in found.values())])
+    if world.rank == 0:
+        title = f"{library()}, {world.size} ranks, median ms of a computation and an Allreduce of 8 KB"
+        print("\n".join([title, *text_tables.plain([["computation", *contenders], *rows])]), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

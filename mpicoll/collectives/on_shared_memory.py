@@ -111,8 +111,7 @@ def go_on(channel: Channel) -> int:
     node = channel.node
     assert node is not None
     try:
-        may_sleep = not progress_engine.pending() and progress_engine.waits_alone()
-        return int((await_others if may_sleep else advance).run(node.blocking_address))
+        return int((await_others if progress_engine.may_sleep() else advance).run(node.blocking_address))
     except BaseException as error:  # even if the job is idle: the others may be making the call in another way
         SharedOperation(channel, node.blocking, channel.dispatch.number, WAITING).fail(error)
         raise

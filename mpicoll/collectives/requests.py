@@ -63,13 +63,14 @@ class Request(OwnRequest):
         if flight is not None:
             if progress_engine.pending() == 1:
                 flight.be_patient()
-            elif progress_engine.is_first(self):
-                flight.be_first()
+            flight.note_request(self)
             try:
                 flight.wait_until(self._has_ended, self._timeout)
             except BaseException as error:
                 self.give_up(error)
                 raise
+            finally:
+                flight.note_request(None)  # they would refer to each other
         self._end()
         fill_empty(status)
         return True
@@ -238,8 +239,7 @@ class JobRequest(Request):
             progress_engine.advance_alone(self, lambda: flight.let_drive(self._address))
 
     def _go_on(self) -> bool:
-        may_sleep = progress_engine.is_first(self) and progress_engine.waits_alone()
-        kernel = executor.await_others if may_sleep else executor.advance
+        kernel = executor.await_others if progress_engine.may_sleep(self) else executor.advance
         status = kernel.run(self._address)
         if status == DONE:
             self._complete()  # before the progress engine drops it: an interrupt in between would lose it

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from mpicoll.communicator.channel import Channel
 from mpicoll.progress.call_signature import Waiting
 from mpicoll.progress.driver_thread import DriverThread
-from mpicoll.progress.progress_engine import with_progress
+from mpicoll.progress.progress_engine import Advancing, with_progress
 from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, wait_until
 
 
@@ -63,11 +63,8 @@ class InFlight(ABC):
     def be_patient(self) -> None:  # noqa: B027 - most have no choice
         """Wait longer in :meth:`advance` from now on, since no other operation is in flight."""
 
-    def be_first(self) -> None:  # noqa: B027 - most have no choice
-        """Wait longer in :meth:`advance` from now on, since all others in flight began after this one.
-
-        All ranks of a communicator begin them in one order: for none of them does this rank have something else to do.
-        """
+    def note_request(self, request: Advancing | None) -> None:  # noqa: B027 - most do not sleep
+        """Note the request by which a thread waits for this collective, and may sleep in :meth:`advance`; or None."""
 
     def finish(self, timeout: float, *owners: Any) -> None:
         """Wait until the collective is complete, at most `timeout` seconds for each step.

@@ -34,7 +34,7 @@ class Advancing(Protocol):
 _active: list[Advancing] = []
 _SEVERAL = -1
 _caller = 0
-"""The thread that has asked whether it waits alone; 0: none has."""
+"""The thread that has asked whether it may sleep; 0: none has."""
 _lock = threading.RLock()
 """Held by the thread that advances operations; these, and signal handlers, may start operations meanwhile."""
 _driving = False
@@ -133,17 +133,17 @@ def pending() -> int:
     return len(_active)
 
 
-def is_first(operation: Advancing) -> bool:
-    """Return whether all other nonblocking operations in flight began after this one."""
-    return next(iter(_active), None) is operation
+def may_sleep(operation: Advancing | None = None) -> bool:
+    """Return whether this thread may sleep in its wait for a nonblocking operation, by default for a blocking call.
 
-
-def waits_alone() -> bool:
-    """Return whether this thread is the only one of the process that has asked so far.
-
-    In a process in which two threads wait for collectives none of them sleeps: random operations of two threads a rank,
-    on 4 ranks and 2 cores, took two to three times as long where they did.
+    It may not while an operation that began earlier is in flight: another rank may need this one to advance it first.
+    Nor may it once a second thread of the process has asked: random operations of two threads a rank, on 4 ranks and
+    2 cores, took two to three times as long where both slept.
     """
+    return next(iter(_active), None) is operation and _is_only_caller()
+
+
+def _is_only_caller() -> bool:
     global _caller
     own = threading.get_ident()
     if _caller == 0:

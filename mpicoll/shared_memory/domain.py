@@ -24,7 +24,7 @@ from mpicoll import plans
 from mpicoll.environment import address_space_left, warn_alone
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
-from mpicoll.shared_memory import common_file, method_times, patience, peers, segment, slot_lengths
+from mpicoll.shared_memory import common_file, method_times, peers, segment, slot_lengths, wait_policy
 from mpicoll.shared_memory.announcements import Announcements
 from mpicoll.shared_memory.domain_memory import (
     NONBLOCKING_LANES,
@@ -112,7 +112,7 @@ class SharedMemoryDomain:
             slots = records + records_nbytes(self.size)
         lines, trials, self._base = parts_of_records(records, self.size)
         self._slots = page_from(slots)
-        self.announcements = Announcements(lines, self.size, self.rank, 1 if oversubscribed else patience.SPINS)
+        self.announcements = Announcements(lines, self.size, self.rank, 1 if oversubscribed else wait_policy.SPINS)
         self.blocking = self._job(0, self.slot_nbytes)
         self.blocking_address = self.blocking.ctypes.data
         self.copies = self._ratios(comm, known)
@@ -156,7 +156,7 @@ class SharedMemoryDomain:
             (words.STAGE_NBYTES, STAGE_NBYTES),
             (words.LANE, lane),
             (words.AHEAD, slot_lengths.ahead(self.size)),
-            *patience.of_calls(self.size, self.oversubscribed),
+            *wait_policy.of_calls(self.size, self.oversubscribed),
         ):
             job[word] = value
         return job
@@ -215,7 +215,7 @@ class SharedMemoryDomain:
         job = self._nonblocking.get(number)
         if job is None:
             job = self._nonblocking[number] = self._job(1 + PLAN_LANES + number, self.slot_nbytes)
-            for word, value in patience.of_nonblocking(self.oversubscribed):
+            for word, value in wait_policy.of_nonblocking(self.oversubscribed):
                 job[word] = value
         return job
 

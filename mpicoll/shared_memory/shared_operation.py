@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -135,7 +134,7 @@ class SharedOperation(InFlight):
         "_is_patient",
         "_job",
         "_op_name",
-        "_others",
+        "_request",
         "_status",
         "falls_back",
         "may_fall_back",
@@ -155,7 +154,7 @@ class SharedOperation(InFlight):
     ) -> None:
         super().__init__(channel, number)
         self._job, self._status, self._op_name, self._is_patient = job, status, op_name, patient
-        self._others: float = 0  # as many may be in flight if it sleeps
+        self._request: progress_engine.Advancing | None = None  # by which a thread waits for it
         self._address = 0  # found where it is needed: NumPy takes a microsecond to tell it
         self._call = call
         self.may_fall_back = self.falls_back = False
@@ -207,20 +206,19 @@ class SharedOperation(InFlight):
         self._status = status
 
     def be_patient(self) -> None:
-        """Let compiled code wait before it returns, as in blocking calls."""
-        self._is_patient, self._others = True, math.inf
+        """Let compiled code wait some microseconds before it returns, as in blocking calls."""
+        self._is_patient = True
 
-    def be_first(self) -> None:
-        """Sleep for a while in :meth:`advance` from now on, where ranks share cores; see :meth:`InFlight.be_first`."""
-        if self._job[words.SLEEP_LIMIT]:
-            self.be_patient()
+    def note_request(self, request: progress_engine.Advancing | None) -> None:
+        """See :meth:`InFlight.note_request`."""
+        self._request = request
 
     def _kernel(self) -> Any:
-        """Return the kernel that advances the operation; it sleeps if no other wait needs this process."""
-        if not self._is_patient:
-            return executor.look
-        may_sleep = progress_engine.pending() <= self._others and progress_engine.waits_alone()
-        return executor.await_others if may_sleep else executor.advance
+        """Return the kernel that advances the operation: one that sleeps, waits some microseconds, or only looks."""
+        is_waited_for = self._is_patient or (self._request is not None and self._job[words.SLEEP_LIMIT])
+        if is_waited_for and progress_engine.may_sleep(self._request):
+            return executor.await_others
+        return executor.advance if self._is_patient else executor.look
 
     def let_drive(self, address: int) -> bool:
         """Let the driver thread, if there is one, advance the operation, whose job is at `address`; return False.
