@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +23,7 @@ from mpi4py import MPI
 from mpicoll import __version__
 from mpicoll.collectives import tuning_table
 from mpicoll.comm import Intracomm
-from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch, silent_unless
+from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch, scheduling_group, silent_unless
 from mpicoll.help_text import without_markup
 from mpicoll.kernels import atomics, dispatch_table, machine_code
 from mpicoll.kernels import operation_words as words
@@ -91,8 +92,27 @@ def _cores(comm: Intracomm) -> Iterator[Fact]:
         yield Fact("cores", "fewer than ranks", NOTE, "waiting ranks yield their core at once; use fewer ranks")
     else:
         yield Fact("cores", "one for each rank")
+    yield scheduling(_groups(comm), comm.channel.polls == 1)
     driven = "driven on a second core of each rank" if driver() is not None else "advanced by calls of mpicoll"
     yield Fact("nonblocking calls", f"long ones are {driven}")
+
+
+def _groups(comm: Intracomm) -> list[tuple[int, int]]:
+    """Return hashes of each rank's host and of its :func:`scheduling_group`; collective."""
+    own = np.array([zlib.crc32(text.encode()) for text in (platform.node(), scheduling_group())])
+    found = np.empty((comm.size, 2), own.dtype)
+    comm.Allgather(own, found)
+    return [(host, group) for host, group in found.tolist()]
+
+
+def scheduling(groups: Sequence[tuple[int, int]], shared_cores: bool) -> Fact:
+    """Return the fact on groups of processes, given a number for each rank's host and one for its group."""
+    if len(set(groups)) == len({host for host, _ in groups}):
+        return Fact("scheduling", "one group of processes on each host")
+    if not shared_cores:
+        return Fact("scheduling", "several groups of processes on a host, with a core for each rank")
+    advice = "waiting ranks hardly yield to the others; `sysctl kernel.sched_autogroup_enabled=0` (root) ends that"
+    return Fact("scheduling", "several groups of processes on a host", NOTE, advice)
 
 
 def _kernels() -> Iterator[Fact]:

@@ -102,6 +102,20 @@ def core_numbers() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def scheduling_group(root: Path = Path("/")) -> str:
+    """Return the name of the group of processes in which Linux schedules this one, "" where it makes no groups.
+
+    Each session (``setsid``) is a group of its own while ``kernel.sched_autogroup_enabled`` is 1: ``sched_yield`` then
+    gives the core to processes of the same group only, unless the group's share of the core is used up.
+    """
+    try:
+        if (root / "proc/sys/kernel/sched_autogroup_enabled").read_text().strip() != "1":
+            return ""
+        return (root / "proc/self/autogroup").read_text().split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
 def check_switches(variables: Mapping[str, str] = os.environ) -> None:
     """Raise ValueError if a variable that switches something on or off has another value."""
     for name, values in _SWITCHES.items():

@@ -59,3 +59,14 @@ def test_a_limit_of_cores_is_read(tmp_path: Path) -> None:
     for content, limit in (("max 100000", None), ("150000 100000", 2), ("1000 100000", 1), ("damaged", None)):
         (group / "cpu.max").write_text(content + "\n")
         assert core_limit({}, tmp_path) == limit
+
+
+def test_the_group_of_processes_is_read_where_linux_makes_groups(tmp_path: Path) -> None:
+    assert environment.scheduling_group(tmp_path) == ""
+    switch, group = tmp_path / "proc/sys/kernel/sched_autogroup_enabled", tmp_path / "proc/self/autogroup"
+    for file, text in ((switch, "1\n"), (group, "/autogroup-69 nice 0\n")):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    assert environment.scheduling_group(tmp_path) == "/autogroup-69"
+    switch.write_text("0\n")
+    assert environment.scheduling_group(tmp_path) == ""

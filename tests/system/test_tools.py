@@ -12,6 +12,7 @@ import pytest
 
 from bench import launch
 from bench.result_files import load_all
+from mpicoll import doctor
 from mpicoll.schedules import machine as machines
 from tests import extent
 
@@ -48,6 +49,13 @@ def test_doctor_on_one_rank_and_as_json() -> None:
     found = facts(run(0, "-m", "mpicoll", "doctor", "--json"))
     assert found["launcher"]["status"] == "note"
     assert found["atomics"]["status"] == "ok"
+
+
+def test_doctor_advises_where_ranks_of_different_groups_share_cores() -> None:
+    together, apart, elsewhere = [(5, 1), (5, 1)], [(5, 1), (5, 2)], [(5, 1), (6, 2)]
+    assert {doctor.scheduling(groups, True).status for groups in (together, elsewhere)} == {"ok"}
+    assert doctor.scheduling(apart, False).status == "ok"
+    assert "sched_autogroup_enabled=0" in doctor.scheduling(apart, True).cure
 
 
 def test_doctor_names_a_launcher_of_another_library() -> None:
