@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.buffers.plain_specs import key_of, plain_blocks
+from mpicoll.buffers.plain_specs import array_of, key_of, plain_blocks
 
 X = np.zeros(6)
 
@@ -44,3 +46,25 @@ def test_vectors_and_lists_mean_the_same() -> None:
         assert found is not None
         assert found[1:] == wanted[1:]
     assert plain_blocks(X, 4)[1] == (2, 2, 1, 1)  # type: ignore[index]
+
+
+def test_one_count_is_that_of_each_block() -> None:
+    assert plain_blocks([X, 3], 2) == plain_blocks([X, [3, 3]], 2)
+    assert key_of([X, 3])[1] != key_of([X, 2])[1]
+    assert plain_blocks([X, -1], 2) is None
+
+
+@pytest.mark.parametrize("made", [array("i", [1, 2, 3]), bytearray(b"abc"), memoryview(bytearray(b"abc"))])
+def test_buffers_are_seen_as_arrays_of_their_memory(made: object) -> None:
+    found = array_of(made)
+    assert type(found) is np.ndarray
+    assert found.flags.writeable
+    found[0] = 7
+    assert memoryview(made)[0] == 7  # type: ignore[arg-type]
+
+
+def test_what_is_read_only_is_an_array_only_where_it_is_sent() -> None:
+    assert array_of(b"abc") == b"abc"
+    assert array_of(b"abc", sent=True).tolist() == list(b"abc")
+    assert array_of(MPI.IN_PLACE) is MPI.IN_PLACE
+    assert array_of(None) is None

@@ -5,6 +5,8 @@ Calls with whole arrays are made by compiled code; with these, the most common s
 
 from __future__ import annotations
 
+import contextlib
+from array import array as array_of_numbers
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.buffers.buffer_specs import memory_of
 from mpicoll.buffers.typemap import named
 
 
@@ -62,13 +65,29 @@ def _pair(where: list[Any], default: Any) -> tuple[Any, Any]:
     return (where[0], where[1]) if len(where) == 2 else (None, None)
 
 
+_BUFFERS = frozenset((array_of_numbers, bytearray, bytes, memoryview))
+_TENSOR_METHODS = ("__dlpack__", "__array_interface__")
+
+
 def _memory(data: Any, sent: bool) -> Any:
-    """Return an array of a subclass, or a scalar of NumPy to send, as a plain array; anything else as it is."""
-    if type(data) is np.ndarray:
+    """Return the memory of a buffer, an array of a subclass or a tensor as a plain array; anything else as it is.
+
+    So are scalars of NumPy if they are sent; what is read-only stays as it is if it is received into.
+    """
+    kind = type(data)
+    if kind is np.ndarray or data is None:
         return data
     if isinstance(data, np.ndarray):
         return np.ndarray.view(data, np.ndarray)
-    return np.asarray(data) if sent and isinstance(data, np.generic) else data
+    if isinstance(data, np.generic):
+        return np.asarray(data) if sent else data
+    if kind in _BUFFERS:
+        view = memoryview(data)
+        return data if view.readonly and not sent else np.asarray(view)
+    if any(hasattr(kind, name) for name in _TENSOR_METHODS):
+        with contextlib.suppress(Exception):  # the general path raises it
+            return memory_of(data, "", not sent)
+    return data
 
 
 def fits(dtype: np.dtype, datatype: MPI.Datatype | str) -> bool:
@@ -128,13 +147,15 @@ def divided(count: int, size: int) -> list[int]:
 def plain_blocks(spec: Any, size: int) -> PlainBlocks | None:
     """Return the blocks of ``array``, ``[array, counts]``, ``[array, (counts, displs), MPI.DOUBLE]``, ...
 
-    Counts and displacements are lists, tuples or vectors of whole numbers. None is returned for others.
+    Counts and displacements are lists, tuples or vectors of whole numbers; one count is that of each block. None is
+    returned for others.
     """
     if type(spec) not in (list, tuple):
         spec = (spec,)
     if not 1 <= len(spec) <= 4:
         return None
-    array, *where = spec
+    data, *where = spec
+    array = _memory(data, sent=True)
     if type(array) is not np.ndarray or not array.flags.c_contiguous:
         return None
     if where and isinstance(where[-1], (MPI.Datatype, str)):
@@ -146,6 +167,8 @@ def plain_blocks(spec: Any, size: int) -> PlainBlocks | None:
         return None
     counts, displs = _pair(where, None) if where else (divided(array.size, size), None)
     counts, displs = listed(counts), listed(displs)
+    if type(counts) is int:
+        counts = [counts] * size
     if not are_counts(counts, size):
         return None
     if displs is None:
@@ -160,11 +183,14 @@ def key_of(spec: Any) -> tuple[Any, Any]:
 
     None takes the place of the key where the specification is not one that many programs use.
     """
-    if type(spec) is np.ndarray:
-        return spec, (spec.dtype, spec.size) if spec.flags.c_contiguous else None
-    if type(spec) not in (list, tuple) or not 2 <= len(spec) <= 4:
+    if type(spec) not in (list, tuple):
+        array = _memory(spec, sent=True)
+        is_plain = type(array) is np.ndarray and array.flags.c_contiguous
+        return array, (array.dtype, array.size) if is_plain else None
+    if not 2 <= len(spec) <= 4:
         return spec, None
-    array, *where = spec
+    data, *where = spec
+    array = _memory(data, sent=True)
     if type(array) is not np.ndarray or not array.flags.c_contiguous:
         return array, None
     if type(where[-1]) is MPI.Datatype:
@@ -185,8 +211,8 @@ def key_of(spec: Any) -> tuple[Any, Any]:
 
 def _frozen(counts: Any) -> Any:
     """Return counts or displacements as part of a key; a list for those that cannot be."""
-    if counts is None:
-        return None
+    if counts is None or type(counts) is int:
+        return counts
     if type(counts) is np.ndarray:
         return counts.dtype.str, counts.shape, counts.tobytes()
     if type(counts) in (list, tuple) and all(type(count) is int for count in counts):
