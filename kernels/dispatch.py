@@ -245,17 +245,21 @@ def _begin(table, job):
 def _call_by_messages(table, job):
     """Make a call that was made before, by messages; return a status, OTHER if nothing happened."""
     known = find_known(table, job)
-    if known == 0:
+    is_alone = get(job, SIZE) == 1
+    if known == 0 or (is_alone and not is_brief(job)):  # a lock is held there, for which other threads wait
         return OTHER
     note(table, KNOWN_IN_HISTORY, load(known + 8 * KNOWN_NUMBER))
     bound = begin_known(table, job, known)
     start(bound)
-    if not is_brief(job):
+    if is_alone:
+        status = progress_bound(bound)  # copies only
+    elif not is_brief(job):
         return WAITING
-    # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
-    state = release_interpreter()
-    status = progress_bound(bound)
-    take_interpreter(state)
+    else:
+        # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
+        state = release_interpreter()
+        status = progress_bound(bound)
+        take_interpreter(state)
     if status == DONE:
         end_known(table, job, known)
     return status

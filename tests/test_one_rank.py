@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,6 +166,70 @@ def test_a_persistent_operation_that_was_freed_is_inactive(comm: mpicoll.Intraco
     request.Start()
     request.Free()
     assert MPI.Request.Testany([request]) == (MPI.UNDEFINED, True)
+
+
+def _all_calls(comm: mpicoll.Intracomm, count: int) -> None:
+    """Make calls of each kind, and compare their results with what is given."""
+    given = np.random.default_rng(count).random(count)
+    for name in CALLS:
+        result = np.zeros(count)
+        getattr(comm, name)(given, result)
+        np.testing.assert_array_equal(result, given)
+        result[:] = 0
+        getattr(comm, f"I{name.lower()}")(given, result).Wait()
+        np.testing.assert_array_equal(result, given)
+    result = np.zeros(count)
+    comm.Gatherv(given, [result, [count]])
+    np.testing.assert_array_equal(result, given)
+    assert comm.allreduce(count) == count
+    assert comm.bcast({"count": count}) == {"count": count}
+    comm.Barrier()
+
+
+def test_threads_take_turns_on_a_communicator_of_one_rank(comm: mpicoll.Intracomm) -> None:
+    def work(first: int) -> None:
+        try:
+            for count in range(first, first + 40):
+                _all_calls(comm, count)
+        except BaseException as error:
+            errors.append(error)
+
+    errors: list[BaseException] = []
+    threads = [threading.Thread(target=work, args=(first,)) for first in (1, 1, 3000)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+
+
+def test_a_signal_handler_may_interrupt_a_call_and_make_others(comm: mpicoll.Intracomm) -> None:
+    calls, depth = 0, 0
+
+    def handler(*_: object) -> None:
+        nonlocal calls, depth
+        if depth:
+            return
+        depth += 1
+        calls += 1
+        _all_calls(comm, 5 + calls % 3)
+        depth -= 1
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        until = time.monotonic() + 2
+        while calls < 100 and time.monotonic() < until:
+            _all_calls(comm, 5 + calls % 7)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert calls
 
 
 def test_communicators_cannot_be_copied(comm: mpicoll.Intracomm) -> None:

@@ -15,6 +15,7 @@ from mpicoll.collectives.nonblocking_messages import NonblockingMessageRequest
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import PersistentRequest, Request
+from mpicoll.communicator.call_lock import Nested
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER, WAITING
 from mpicoll.messages.call_agreement import NoSlotFree, settle
@@ -30,29 +31,39 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
     settings
         The further fields of a :class:`~mpicoll.collectives.call_context.CallArguments`, in its order.
     """
-    channel = scope.channel
-    with channel.alone:
-        if channel.refusal is not None:
-            settle(channel, scope.timeout)
-        refuse_if_running(channel)
-        key = plan_cache.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
-        lane = channel.lanes.get(key) if key is not None else None
-        if lane is not None:
-            plan_cache.repeat(channel, lane, sendbuf, recvbuf, scope.timeout)
-            return
+    try:
+        with scope.channel.alone:
+            _run_alone(scope, collective, sendbuf, recvbuf, op, root, *settings)
+    except Nested:
         made = CallArguments(collective, sendbuf, recvbuf, op, root, *settings)
-        task = validate.prepare(scope, made)
-        if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
-            if on_shared_memory.run(task, scope.timeout, is_auto(scope, made.algorithm)):
-                return
-            # Its plan is not kept: ranks with other arrays would try shared memory again.
-            _make_in_another_way(scope, made._replace(algorithm=None))
+        validate.prepare(scope, made._replace(algorithm=select.NATIVE, compression=None)).run(scope.timeout)
+
+
+def _run_alone(
+    scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: Any, *settings: Any
+) -> None:
+    channel = scope.channel
+    if channel.refusal is not None:
+        settle(channel, scope.timeout)
+    refuse_if_running(channel)
+    key = plan_cache.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
+    lane = channel.lanes.get(key) if key is not None else None
+    if lane is not None:
+        plan_cache.repeat(channel, lane, sendbuf, recvbuf, scope.timeout)
+        return
+    made = CallArguments(collective, sendbuf, recvbuf, op, root, *settings)
+    task = validate.prepare(scope, made)
+    if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
+        if on_shared_memory.run(task, scope.timeout, is_auto(scope, made.algorithm)):
             return
-        plan = task.run(scope.timeout)
-        if plan is not None:
-            compiled_calls.learn(scope, made, task, plan)
-        if key is not None and plan is not None:
-            plan_cache.note(channel, key, task, plan)
+        # Its plan is not kept: ranks with other arrays would try shared memory again.
+        _make_in_another_way(scope, made._replace(algorithm=None))
+        return
+    plan = task.run(scope.timeout)
+    if plan is not None:
+        compiled_calls.learn(scope, made, task, plan)
+    if key is not None and plan is not None:
+        plan_cache.note(channel, key, task, plan)
 
 
 def go_on(

@@ -17,6 +17,7 @@ class Alone:
     """
 
     __slots__ = ("_busy", "_lock")
+    _lock: threading.Lock | threading.RLock
 
     def __init__(self, busy: memoryview) -> None:
         self._lock = threading.Lock()
@@ -38,3 +39,32 @@ class Alone:
         self._lock.release()
 
     __exit__ = release
+
+
+class Nested(CommunicatorBusy):
+    """A call on a communicator of one rank from a signal handler or finaliser that interrupts another one."""
+
+
+class InTurn(Alone):
+    """The lock of a communicator with one rank, for which other threads wait: its calls end without other ranks.
+
+    `with` raises :class:`Nested` in the thread that holds it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, busy: memoryview) -> None:
+        self._lock = threading.RLock()
+        self._busy = busy
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._busy[0]:
+            self._lock.release()
+            raise Nested
+        self._busy[0] = 1
+
+
+def lock_of_calls(busy: memoryview, size: int) -> Alone:
+    """Return the lock for a communicator of `size` ranks."""
+    return Alone(busy) if size > 1 else InTurn(busy)

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator import closing
-from mpicoll.communicator.call_lock import Alone
+from mpicoll.communicator.call_lock import lock_of_calls
 from mpicoll.communicator.communicator_objects import CommunicatorObjects
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.communicator.predefined import WORLD
@@ -147,7 +147,7 @@ class Channel:
         self.tables: Any = None if parent is None else parent.channel.tables
         self.paying_ranges: dict[tuple[Any, ...], Any] = {}
         self.uncompressed: set[str] = set()
-        self.alone = Alone(self.dispatch.busy)
+        self.alone = lock_of_calls(self.dispatch.busy, self.size)
         self.lanes: dict[Hashable, Any] = {}
         self.known: dict[int, Any] = {}
         self.occupants: dict[int, Any] = {}
