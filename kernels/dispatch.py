@@ -13,11 +13,11 @@ and every error message.
 
 from .atomics import load, release_interpreter, store, take_interpreter
 from .call_cache import begin_known, end_known, find_known
+from .compared_calls import must_compare
 from .composition import progress_bound
 from .decorators import helper, linked, short_kernel
 from .dispatch_arguments import array_in, describe, find, number_of_dtype
 from .dispatch_table import (
-    AGREED,
     BUCKETS,
     BUSY,
     CHECKED,
@@ -35,8 +35,8 @@ from .dispatch_table import (
     OP_IDS,
     OPS,
     REDUCERS,
+    TOLD_BEFORE,
     TRIED,
-    agreed_entry,
     count_of,
     pack_call,
     plan_entry,
@@ -50,6 +50,7 @@ from .operation_words import (
     BOUNDS,
     BY_PARTS,
     CALL,
+    CAREFUL,
     COLLECTIVE,
     COUNT,
     DONE,
@@ -156,15 +157,6 @@ def _prepare(table, blocking, wanted, job, collective, main, op, distinction, bo
 
 
 @helper
-def is_agreed(table, call, count):
-    """Say whether a call was compared between the ranks, so that they need not hear of all others in it."""
-    entry = get(table, AGREED) + 16 * agreed_entry(call, count)
-    if load(entry) == call and load(entry + 8) == count:
-        return True
-    return load(entry + 16) == call and load(entry + 24) == count
-
-
-@helper
 def note(table, call, count):
     """Number a call, and remember it."""
     number = get(table, NUMBER) + 1
@@ -221,12 +213,15 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
 
 
 @helper
-def begin(table, job, plan):
-    """Number a call, and start its operation on shared memory with a plan; return False if nothing happened."""
+def begin(table, job, plan, is_told):
+    """Number a call, and start its operation on shared memory with a plan; return False if nothing happened.
+
+    A call on counts that the root has just told, not for the first time, is not compared: it follows from those.
+    """
     if plan == 0:
         return False
-    if get(job, COLLECTIVE) in EARLY and get(table, CHECKED) and not is_agreed(table, get(job, CALL), get(job, COUNT)):
-        return False
+    if get(job, COLLECTIVE) in EARLY and get(table, CHECKED) and not is_told:
+        put(job, CAREFUL, int(must_compare(table, get(job, CALL), get(job, COUNT))))
     put(job, PLAN, plan)
     note(table, get(job, CALL), get(job, COUNT))
     begin_timing(job)
@@ -235,10 +230,10 @@ def begin(table, job, plan):
 
 
 @helper
-def _begin(table, job):
+def _begin(table, job, is_told):
     """Begin a call with the plan that is known for it."""
     entry = plan_entry(get(job, COLLECTIVE), int(not is_short(job)), get(job, ROOT), get(job, SIZE))
-    return begin(table, job, get(table, entry))
+    return begin(table, job, get(table, entry), is_told)
 
 
 @helper
@@ -273,7 +268,7 @@ def make_call(table, collective, send, recv, op, root):
     chosen = _recognize(table, True, job, collective, send, recv, op, root)
     if chosen == 0:
         return _call_by_messages(own, job)
-    if chosen < 0 or not _begin(own, job):
+    if chosen < 0 or not _begin(own, job, collective >= UNEVEN and get(own, TOLD_BEFORE) == 1):
         return OTHER
     if not is_brief(job):
         return WAITING  # the caller goes on where a signal cannot make it lose the operation
@@ -314,7 +309,7 @@ def call(module, arguments, count):
 def make_call_in(table, job, collective, send, recv, op, root):
     """Begin a nonblocking call; see `call_in`."""
     chosen = _recognize(table, False, job, collective, send, recv, op, root)
-    if chosen <= 0 or not _begin(table - (table & 7), job):
+    if chosen <= 0 or not _begin(table - (table & 7), job, False):
         return OTHER
     return progress(job, int(not is_brief(job)))
 

@@ -44,10 +44,11 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     TUPLE_ITEMS,  # offset of a tuple's first item
     INT_HAS_TAG,  # 1 if an int has a word of sign and length as of Python 3.12
     TELL,  # address of the plan by which this rank, as root, tells its counts, see `told_counts`
-) = range(27)
+    TOLD_BEFORE,  # 1 if the root of the last call with told counts had told such before
+) = range(28)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 AGREED_LENGTH = 128
-OP_IDS = 27
+OP_IDS = 28
 DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
 REDUCERS = ITEMSIZES + MAX_DTYPES
@@ -93,7 +94,7 @@ STAGED_NBYTES = 8 << 10
 
 
 @helper
-def _mix(call, number):
+def mix_call(call, number):
     """Return a hash of the parts of a packed call and another number."""
     mixed = 40503 * (call & 0xFFFF) + 30011 * (call >> 16 & 0xFFFF) + 20011 * (call >> 32) + 7919 * number
     return mixed ^ mixed >> 8 ^ mixed >> 16
@@ -102,19 +103,13 @@ def _mix(call, number):
 @helper
 def known_entry(call, count, send, recv):
     """Return in which entry a call is, if it is known and not in the next one; a multiple of 2."""
-    return 2 * (_mix(call, count + 101 * (send >> 4) + 211 * (recv >> 4)) % (KNOWN_LENGTH // 2))
+    return 2 * (mix_call(call, count + 101 * (send >> 4) + 211 * (recv >> 4)) % (KNOWN_LENGTH // 2))
 
 
 @helper
 def pack_call(collective, single_copy, dtype, op, root):
     """Return the word by which ranks see whether they make the same call, besides the count."""
     return collective | single_copy << SINGLE_COPY_BIT | dtype << 8 | op << 16 | root << 32
-
-
-@helper
-def agreed_entry(call, count):
-    """Return in which entry, or in the next one, it stands that a call was compared; a multiple of 2."""
-    return 2 * (_mix(call, count) % (AGREED_LENGTH // 2))
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------

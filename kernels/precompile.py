@@ -24,6 +24,7 @@ _COLLECTIVES = (
     "attached_parts",
     "block_exchange",
     "block_offers",
+    "compared_calls",
     "composition",
     "dispatch",
     "dispatch_table",

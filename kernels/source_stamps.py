@@ -32,6 +32,7 @@ _PLAN_FILES = (
     "call_cache.py",
     "call_records.py",
     "codecs/counter_random.py",
+    "compared_calls.py",
     "composition.py",
     "dispatch.py",
     "dispatch_arguments.py",
@@ -63,6 +64,7 @@ _PLAN_FILES = (
 """Used by the kernels of `_PLAN_USERS`."""
 _PLAN_USERS = (
     "attached_parts",
+    "compared_calls",
     "composition",
     "dispatch",
     "driven_jobs",

@@ -16,8 +16,9 @@ import numpy as np
 
 from .atomics import load, store
 from .attached_parts import ATTACHED, attach, bound_told, copy_part, has_room, scatter_words
+from .compared_calls import was_compared
 from .decorators import helper, kernel_for, linked
-from .dispatch import UNEVEN, begin, chosen_for, is_agreed, is_open, make_call
+from .dispatch import UNEVEN, begin, chosen_for, is_open, make_call
 from .dispatch_arguments import array_in, number_of_dtype
 from .dispatch_table import (
     CHECKED,
@@ -27,6 +28,7 @@ from .dispatch_table import (
     METHOD,
     READABLE,
     TELL,
+    TOLD_BEFORE,
     WRITABLE,
     count_of,
     data_of,
@@ -148,17 +150,12 @@ def _fits(table, job, part, words):
 @helper
 def _is_one_round(table, job, part, whole, words):
     """Return whether the root attaches the parts of a Scatterv: all ranks would make the second round here, too."""
-    size, dtype = get(job, SIZE), load(words + 8 * get(job, SIZE))
-    offsets, nbytes = job + 8 * uneven_word(size), count_of(table, whole) * get(table, ITEMSIZES + dtype)
+    nbytes = count_of(table, whole) * get(table, ITEMSIZES + load(words + 8 * get(job, SIZE)))
     if not has_room(job, nbytes) or chosen_for(table, SCATTER, nbytes) != get(table, METHOD) + 1:
         return False
     if not _fits(table, job, part, words) or not arrays_are_apart(table, part, whole):
         return False
-    if not get(table, CHECKED):
-        return True
-    root = get(job, RANK)
-    lay_out_counts(words, size, root, offsets)
-    return is_agreed(table, pack_call(SCATTER, 0, dtype, 0, load(offsets + 8)), count_of(table, whole))
+    return not get(table, CHECKED) or get(table, TOLD_BEFORE) == 1
 
 
 @helper
@@ -201,9 +198,10 @@ def make_told_call(table, collective, part, whole, words, root):
     """Tell the counts, and make the collective; see `call_read`."""
     job = get(table, JOB)
     size = get(job, SIZE)
-    if 8 * told_words(collective, size) > get(job, SLOT_NBYTES):
+    told, attached = told_words(collective, size), False
+    if 8 * told > get(job, SLOT_NBYTES):
         return OTHER
-    attached = False
+    put(table, TOLD_BEFORE, int(was_compared(table, told_call(collective, root), told)))
     if get(job, RANK) == root:
         store(words + 8 * size, load(words + 8 * size) & (ATTACHED - 1))  # words of an earlier call may come again
         attached = collective == SCATTER and _is_one_round(table, job, part, whole, words)
@@ -212,7 +210,7 @@ def make_told_call(table, collective, part, whole, words, root):
         nbytes = count_of(table, whole) * get(table, ITEMSIZES + load(words + 8 * size))
         store(words + 8 * size, load(words + 8 * size) + ATTACHED)
         attach(job, words, data_of(table, whole), nbytes)
-    if not begin(table, job, plan):
+    if not begin(table, job, plan, False):
         return OTHER
     status = progress(job, 0)
     return status if status != DONE else _end_told(table, job, collective, part, whole, words, root)

@@ -16,6 +16,7 @@ from mpicoll.buffers.plain_specs import dtypes_by_handle
 from mpicoll.kernels import dispatch_table, told_counts, vector_specs
 from mpicoll.kernels import operation_words as layout
 from mpicoll.kernels import reduce as kernels
+from mpicoll.kernels.compared_calls import is_new
 from mpicoll.progress.call_signature import Signature
 
 _OPS = [getattr(MPI, name) for name in kernels.OPS]
@@ -263,13 +264,7 @@ class FastDispatch:
 
     def is_new(self, call: int, count: int) -> bool:
         """Return whether a call has not been compared between the ranks yet, and mark it as compared."""
-        place = dispatch_table.agreed_entry(call, count)
-        entries = self._agreed[place : place + 2]
-        if [call, count] in entries.tolist():
-            return False
-        entries[1] = entries[0]
-        entries[0] = call, count
-        return True
+        return bool(is_new.run(self.address, call, count))
 
     def recall(self, number: int) -> Signature | None:
         """Return the signature of collective `number`, if compiled code made it recently; else None."""
