@@ -117,6 +117,12 @@ def typemap_of(datatype: MPI.Datatype) -> Typemap:
 
 def named(datatype: MPI.Datatype) -> np.dtype:
     """Return the NumPy dtype of a predefined datatype, void of the same size if NumPy has none."""
+    return _named(datatype.handle)
+
+
+@functools.cache
+def _named(handle: int) -> np.dtype:
+    datatype = MPI.Datatype.fromhandle(handle)
     try:
         return dtlib.to_numpy_dtype(datatype)
     except (TypeError, ValueError):

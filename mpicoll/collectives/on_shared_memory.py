@@ -29,7 +29,7 @@ from mpicoll.progress.call_signature import Signature
 from mpicoll.progress.driver_thread import driver
 from mpicoll.shared_memory import slot_lengths
 from mpicoll.shared_memory.domain_memory import PLAN_LANES
-from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, describe, hash_of_offsets, op_number
+from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, hash_of_offsets, op_number, signature_of
 from mpicoll.shared_memory.shared_operation import QueuedOperation, SharedOperation
 
 _NEEDS_ROOM = (words.REDUCE_SCATTER, words.ALLTOALL, words.SCAN, words.EXSCAN)
@@ -53,7 +53,7 @@ class OperationWords(NamedTuple):
     @property
     def signature(self) -> Signature:
         """The call as every rank must make it."""
-        return Signature.of(describe(self.words[words.CALL], self.words[words.COUNT]))
+        return signature_of(self.words[words.CALL], self.words[words.COUNT])
 
 
 def run(task: CheckedOperation, timeout: float, is_auto: bool = False) -> bool:

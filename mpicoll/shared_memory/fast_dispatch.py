@@ -271,11 +271,7 @@ class FastDispatch:
         noted, call, count = self._history[number % dispatch_table.HISTORY_LENGTH].tolist()
         if noted != number or not number:
             return None
-        return (
-            self._signatures.get(count)
-            if call == dispatch_table.KNOWN_IN_HISTORY
-            else Signature.of(describe(call, count))
-        )
+        return self._signatures.get(count) if call == dispatch_table.KNOWN_IN_HISTORY else signature_of(call, count)
 
 
 _CHOICES = slice(dispatch_table.CHOSEN, dispatch_table.CHOSEN + len(layout.COLLECTIVES) * dispatch_table.BUCKETS)
@@ -288,6 +284,12 @@ def _place_of(memory: np.ndarray | None) -> tuple[int, int]:
 def hash_of_offsets(offsets: np.ndarray, root: int) -> int:
     """Return what stands in a packed call for the lengths of parts and the root."""
     return int(told_counts.distinction.run(offsets.ctypes.data, offsets.size - 1, root))
+
+
+@lru_cache(maxsize=1024)
+def signature_of(call: int, count: int) -> Signature:
+    """Return the signature of a call on shared memory; making its text takes longer than a short collective."""
+    return Signature.of(describe(call, count))
 
 
 def describe(call: int, count: int) -> str:
