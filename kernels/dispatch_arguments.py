@@ -8,6 +8,7 @@ from .dispatch_table import (
     IN_PLACE,
     ITEMSIZES,
     READABLE,
+    TOLD_DTYPE,
     WRITABLE,
     count_of,
     data_of,
@@ -162,7 +163,9 @@ def _describe_rooted(table, job, collective, send, recv, at_root, bounds):
     if bounds:
         place = bounds + 8 * get(job, RANK)
         own_count = load(place + 8) - load(place)
-        if own_count == 0 or count_of(table, part) != own_count:
+        if count_of(table, part) != own_count:
+            return 0
+        if own_count == 0 and number_of_dtype(table, part) != get(table, TOLD_DTYPE):
             return 0  # no elements may be of any type
     own, other = data_of(table, part), data_of(table, whole) if at_root else 0
     put(job, SEND, own if collective == GATHER else other)

@@ -45,10 +45,11 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     INT_HAS_TAG,  # 1 if an int has a word of sign and length as of Python 3.12
     TELL,  # address of the plan by which this rank, as root, tells its counts, see `told_counts`
     TOLD_BEFORE,  # 1 if the root of the last call with told counts had told such before
-) = range(28)
+    TOLD_DTYPE,  # number of the element type that the root has told last
+) = range(29)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 AGREED_LENGTH = 128
-OP_IDS = 28
+OP_IDS = 29
 DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
 REDUCERS = ITEMSIZES + MAX_DTYPES

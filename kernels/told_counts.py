@@ -29,6 +29,7 @@ from .dispatch_table import (
     READABLE,
     TELL,
     TOLD_BEFORE,
+    TOLD_DTYPE,
     WRITABLE,
     count_of,
     data_of,
@@ -187,6 +188,7 @@ def _end_told(table, job, collective, part, whole, words, root):
         itemsize = get(table, ITEMSIZES + code - ATTACHED) if code - ATTACHED < get(table, DTYPES) else 1
         taken = _fits(table, job, part, words) and copy_part(job, words, root, itemsize, data_of(table, part))
         return TOLD + (DONE if taken else OTHER)
+    put(table, TOLD_DTYPE, code)
     parts = job + 8 * uneven_word(size)
     lay_out_counts(words, size, root, parts)
     send, recv = (part, whole) if collective == GATHER else (whole, part)

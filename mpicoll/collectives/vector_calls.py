@@ -1,15 +1,16 @@
 """Vector collectives on shared memory: the plain cases of Allgatherv, Gatherv, Scatterv and Reduce_scatter.
 
-Where blocks follow each other in ordinary arrays such a call is one compiled call. In Gatherv and Scatterv it begins
-with a broadcast of the root's counts, to which short parts are attached (:mod:`mpicoll.kernels.told_counts`). Compiled
-code reads the most common specifications (:mod:`mpicoll.kernels.vector_specs`), Python some others. Everything else
-takes the general path, which makes the same calls.
+Where blocks follow each other in ordinary arrays such a call is one compiled call; other blocks of an array are packed.
+In Gatherv and Scatterv it begins with a broadcast of the root's counts, to which short parts are attached
+(:mod:`mpicoll.kernels.told_counts`). Compiled code reads the most common specifications
+(:mod:`mpicoll.kernels.vector_specs`), Python some others. Everything else takes the general path, which makes the same
+calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,15 +55,59 @@ class _Lengths(NamedTuple):
         Elements of each part, and of all.
     told
         What a root tells the others: the counts, the number of the element type, and zeros.
+    places
+        First and last element of each part in the caller's array, in their order there, unless they follow each other.
     """
 
     counts: tuple[int, ...]
     total: int
     told: np.ndarray
+    places: tuple[slice, ...] = ()
+
+    @property
+    def are_apart(self) -> bool:
+        """True if no two parts have an element in common."""
+        ends = sorted((place.start, place.stop) for place in self.places if place.start < place.stop)
+        return all(first[1] <= second[0] for first, second in pairwise(ends))
 
 
-_Plain = tuple[Any, Any, tuple[int, ...]]
-"""Arrays to send from and to receive into, and counts of all ranks."""
+class _Whole(NamedTuple):
+    """All parts, one after the other.
+
+    Attributes
+    ----------
+    vector
+        The caller's array, or a temporary one.
+    apart
+        The caller's array if the parts are elsewhere in it.
+    """
+
+    vector: np.ndarray
+    lengths: _Lengths
+    apart: np.ndarray | None = None
+
+    def pack(self) -> None:
+        """Copy the parts from the caller's array."""
+        if self.apart is not None:
+            np.concatenate([self.apart[place] for place in self.lengths.places], out=self.vector)
+
+    def unpack(self) -> None:
+        """Copy the parts to the caller's array."""
+        if self.apart is None:
+            return
+        begin = 0
+        for place, count in zip(self.lengths.places, self.lengths.counts, strict=True):
+            self.apart[place] = self.vector[begin : begin + count]
+            begin += count
+
+
+class _Plain(NamedTuple):
+    """Arrays to send from and to receive into, and counts of all ranks; `whole` is that of an Allgatherv."""
+
+    send: Any
+    recv: Any
+    counts: tuple[int, ...]
+    whole: _Whole | None = None
 
 
 class VectorCalls:
@@ -95,6 +140,8 @@ class VectorCalls:
             status = self._call(ALLGATHER, plain)
         if status != DONE:
             self._complete(status, CallArguments("allgatherv", sendbuf, recvbuf))
+        if status != OTHER and plain is not None and plain.whole is not None:
+            plain.whole.unpack()
 
     def reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp) -> None:
         """Make a Reduce_scatter, whose counts every rank gives."""
@@ -129,7 +176,10 @@ class VectorCalls:
             )
         if quick is not None:
             return quick
-        return self._start(table, ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf), None)
+        plain = self._plain_allgatherv(sendbuf, recvbuf)
+        if plain is not None and plain.whole is not None and plain.whole.apart is not None:
+            return None
+        return self._start(table, ALLGATHER, plain, None)
 
     def start_reduce_scatter(
         self, table: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp
@@ -145,69 +195,77 @@ class VectorCalls:
     def _start(self, table: int, number: int, plain: _Plain | None, op: Any) -> Request | None:
         if plain is None:
             return None
-        send, recv, counts = plain
-        parts = self._parts_of(counts, 0)
-        return start_quickly(self._scope, table, number + UNEVEN, send, recv, op, parts.address, kept=parts)
+        parts = self._parts_of(plain.counts, 0)
+        return start_quickly(self._scope, table, number + UNEVEN, plain.send, plain.recv, op, parts.address, kept=parts)
 
     def _plain_allgatherv(self, sendbuf: Any, recvbuf: Any) -> _Plain | None:
-        send, whole = array_of(sendbuf, sent=True), self._whole(recvbuf)
-        if whole is None or not (type(send) is np.ndarray or send is MPI.IN_PLACE):
+        send, whole = array_of(sendbuf, sent=True), self._whole(recvbuf, written=True)
+        if whole is None or not (type(send) is np.ndarray or (send is MPI.IN_PLACE and whole.apart is None)):
             return None
-        return send, whole[0], whole[1].counts
+        if whole.apart is not None and np.may_share_memory(send, whole.apart):
+            return None
+        return _Plain(send, whole.vector, whole.lengths.counts, whole)
 
     def _plain_reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any) -> _Plain | None:
         send, recv, recvcounts = array_of(sendbuf, sent=True), array_of(recvbuf), listed(recvcounts)
         if type(send) is not np.ndarray or type(recv) is not np.ndarray or not are_counts(recvcounts, self._size):
             return None
-        return send, recv, tuple(recvcounts)
+        return _Plain(send, recv, tuple(recvcounts))
 
-    def _go_on_rooted(self, number: int, status: int, made: CallArguments, part: Any, whole: Any) -> None:
+    def _go_on_rooted(self, number: int, status: int, made: CallArguments, part: Any, parts: Any) -> None:
         """Go on with a Gatherv or Scatterv for which :func:`call_told` has returned `status`, which is not its end.
 
         Parameters
         ----------
-        part, whole
+        part, parts
             The specifications of this rank's part, and of the root's parts of all ranks.
         """
-        told = self._told
+        told, whole = self._told, None
         if status < TOLD:
-            found = self._plain_ends(number, made.root, part, whole)
+            found = self._plain_ends(number, made.root, part, parts)
             if found is None:
                 run(self._scope, *made)
                 return
-            own, parts, counts = found
+            own, whole, counts = found
+            vector = None if whole is None else whole.vector
             if status == OTHER:  # nothing has happened
                 told = counts
-                status = call_read.run(self.table, number, own, parts, made.root, told)
+                status = call_read.run(self.table, number, own, vector, made.root, told)
             if status == OTHER:
                 run(self._scope, *made)
                 return
             if status < TOLD:
                 complete(self._scope, status, CallArguments("bcast", None, told, root=made.root))
-                status = end_told.run(self.table, number, own, parts, made.root, told)
+                status = end_told.run(self.table, number, own, vector, made.root, told)
         self._complete(status - TOLD, made, told)
+        if number == GATHER and whole is not None and status - TOLD != OTHER:
+            whole.unpack()
 
-    def _plain_ends(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> tuple[Any, Any, Any] | None:
+    def _plain_ends(
+        self, number: int, root: int, part_spec: Any, whole_spec: Any
+    ) -> tuple[Any, _Whole | None, np.ndarray] | None:
         """Return arrays of the own part and of all parts, and memory for the counts; None if they are not plain."""
-        part, whole, told = array_of(part_spec, sent=number == GATHER), None, None
+        part, whole = array_of(part_spec, sent=number == GATHER), None
         if self._scope.channel.rank == root:
-            found = self._whole(whole_spec)
-            if found is None:
+            whole = self._whole(whole_spec, written=number == GATHER)
+            if whole is None:
                 return None
-            whole, told = found[0], found[1].told
         if type(part) is not np.ndarray:
             return None
-        if told is None:
-            told = np.zeros(scatter_words(self._size), np.int64)
-        return part, whole, told
+        if whole is None:
+            return part, None, np.zeros(scatter_words(self._size), np.int64)
+        if whole.apart is not None and np.may_share_memory(part, whole.apart):
+            return None
+        if number == SCATTER:
+            whole.pack()
+        return part, whole, whole.lengths.told
 
     def _call(self, number: int, plain: _Plain | None, op: AnyOp = MPI.SUM) -> int:
         """Make the compiled call of a collective without a root; return its status, OTHER if it is not plain."""
         if plain is None:
             return OTHER
-        send, recv, counts = plain
-        parts = self._in_use = self._parts_of(counts, 0)
-        return call.run(self.table, number + UNEVEN, send, recv, op, parts.address)
+        parts = self._in_use = self._parts_of(plain.counts, 0)
+        return call.run(self.table, number + UNEVEN, plain.send, plain.recv, op, parts.address)
 
     def _parts_of(self, counts: Sequence[int], root: int) -> _Parts:
         """Return the words for counts; they are kept, since a call that is on its way uses them."""
@@ -232,8 +290,8 @@ class VectorCalls:
         else:
             complete(self._scope, status, made)
 
-    def _whole(self, spec: Any) -> tuple[np.ndarray, _Lengths] | None:
-        """Return array and lengths of blocks that make up, in order, the beginning of an array; None for others."""
+    def _whole(self, spec: Any, *, written: bool) -> _Whole | None:
+        """Return the blocks of an array; None for others, and for what cannot be `written` if that is asked for."""
         array, key = key_of(spec)
         try:
             lengths = None if key is None else self._lengths.get(key)
@@ -246,19 +304,35 @@ class VectorCalls:
             array, lengths = found
             if key is not None and len(self._lengths) < _MAX_KNOWN:
                 self._lengths[key] = lengths
+        if lengths.places:
+            return _apart(array.reshape(-1), lengths, written)
         if lengths.total == array.size:
-            return array, lengths
-        return (array.reshape(-1)[: lengths.total], lengths) if lengths.total < array.size else None
+            return _Whole(array, lengths)
+        return _Whole(array.reshape(-1)[: lengths.total], lengths) if lengths.total < array.size else None
+
+
+def _apart(array: np.ndarray, lengths: _Lengths, written: bool) -> _Whole | None:
+    """Return a temporary vector for blocks that do not follow each other; None if they are not all in the array."""
+    if max(place.stop for place in lengths.places) > array.size:
+        return None
+    if written and not (array.flags.writeable and lengths.are_apart):
+        return None
+    return _Whole(np.empty(lengths.total, array.dtype), lengths, array)
 
 
 def _described(spec: Any, size: int) -> tuple[np.ndarray, _Lengths] | None:
     """Return the array, and the lengths of its blocks, of any plain specification; None for others."""
     blocks = plain_blocks(spec, size)
-    if blocks is None or blocks.displs != tuple([0, *accumulate(blocks.counts)][:-1]):
+    if blocks is None:
         return None
+    places: tuple[slice, ...] = ()
+    if blocks.displs != tuple([0, *accumulate(blocks.counts)][:-1]):
+        # A block without elements may be anywhere.
+        begins = [displ if count else 0 for displ, count in zip(blocks.displs, blocks.counts, strict=True)]
+        places = tuple(slice(begin, begin + count) for begin, count in zip(begins, blocks.counts, strict=True))
     number, total = DTYPE_NUMBERS.get(blocks.array.dtype), sum(blocks.counts)
     if number is None or total == 0:
         return None
     told = np.zeros(scatter_words(size), np.int64)
     told[:size], told[size] = blocks.counts, number
-    return blocks.array, _Lengths(blocks.counts, total, told)
+    return blocks.array, _Lengths(blocks.counts, total, told, places)

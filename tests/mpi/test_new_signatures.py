@@ -112,3 +112,41 @@ def test_other_buffers_and_orders_are_compiled_too(comm: Intracomm, compiled: Ca
     parts = array("d", [0.0] * (3 * size))
     comm.Allgatherv(array("d", [comm.rank] * 3), [parts, 3])
     assert parts.tolist() == [rank for rank in range(size) for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", ["Gatherv", "Scatterv", "Allgatherv"])
+def test_blocks_that_do_not_follow_each_other_are_compiled_too(
+    comm: Intracomm, compiled: Callable[[], None], name: str
+) -> None:
+    """Blocks in any order, with elements between them, which stay as they are."""
+    size, root, turns = comm.size, comm.size - 1, 12
+    for rank in range(size):
+        _exchange(comm, 0, rank)
+    comm.Allgatherv(np.zeros(2), np.zeros(2 * size))
+    compiled()
+    for turn in range(turns):
+        counts = [(turn + rank) % 3 if turn % 2 else 1 + rank for rank in range(size)]
+        if not sum(counts):
+            continue
+        displs = [4 * size * ((rank + turn) % size) + rank for rank in range(size)]
+        whole, wanted = np.full(4 * size * size + 8, -1.0), np.full(4 * size * size + 8, -1.0)
+        for rank, (count, displ) in enumerate(zip(counts, displs, strict=True)):
+            wanted[displ : displ + count] = rank + np.arange(count) / 8 + turn
+        own = comm.rank + np.arange(counts[comm.rank]) / 8 + turn
+        if name == "Scatterv":
+            got = np.zeros(counts[comm.rank])
+            comm.Scatterv([wanted, counts, displs, MPI.DOUBLE] if comm.rank == root else None, got, root)
+            np.testing.assert_array_equal(got, own)
+        elif name == "Gatherv":
+            comm.Gatherv(own, [whole, (counts, displs)] if comm.rank == root else None, root)
+            np.testing.assert_array_equal(whole, wanted if comm.rank == root else -1)
+        else:
+            comm.Allgatherv(own, [whole, (np.array(counts), np.array(displs))])
+            np.testing.assert_array_equal(whole, wanted)
+
+
+def test_blocks_that_overlap_are_refused_where_they_are_received(comm: Intracomm) -> None:
+    size = comm.size
+    comm.Allgatherv(np.zeros(2), np.zeros(2 * size))
+    with pytest.raises(ValueError, match="overlap"):
+        comm.Allgatherv(np.zeros(2), [np.zeros(2 * size), ([2] * size, list(range(size)))])
