@@ -34,7 +34,7 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
     try:
         with scope.channel.alone:
             _run_alone(scope, collective, sendbuf, recvbuf, op, root, *settings)
-    except Nested:
+    except Nested:  # the interrupted call may be using its plan: the MPI library makes this one
         made = CallArguments(collective, sendbuf, recvbuf, op, root, *settings)
         validate.prepare(scope, made._replace(algorithm=select.NATIVE, compression=None)).run(scope.timeout)
 

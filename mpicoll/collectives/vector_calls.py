@@ -56,19 +56,16 @@ class _Lengths(NamedTuple):
     told
         What a root tells the others: the counts, the number of the element type, and zeros.
     places
-        First and last element of each part in the caller's array, in their order there, unless they follow each other.
+        Where each part is in the caller's array; empty if the parts follow each other from its begin.
+    overlap
+        True if two parts have an element in common.
     """
 
     counts: tuple[int, ...]
     total: int
     told: np.ndarray
     places: tuple[slice, ...] = ()
-
-    @property
-    def are_apart(self) -> bool:
-        """True if no two parts have an element in common."""
-        ends = sorted((place.start, place.stop) for place in self.places if place.start < place.stop)
-        return all(first[1] <= second[0] for first, second in pairwise(ends))
+    overlap: bool = False
 
 
 class _Whole(NamedTuple):
@@ -315,7 +312,7 @@ def _apart(array: np.ndarray, lengths: _Lengths, written: bool) -> _Whole | None
     """Return a temporary vector for blocks that do not follow each other; None if they are not all in the array."""
     if max(place.stop for place in lengths.places) > array.size:
         return None
-    if written and not (array.flags.writeable and lengths.are_apart):
+    if written and (lengths.overlap or not array.flags.writeable):
         return None
     return _Whole(np.empty(lengths.total, array.dtype), lengths, array)
 
@@ -326,13 +323,16 @@ def _described(spec: Any, size: int) -> tuple[np.ndarray, _Lengths] | None:
     if blocks is None:
         return None
     places: tuple[slice, ...] = ()
+    overlap = False
     if blocks.displs != tuple([0, *accumulate(blocks.counts)][:-1]):
         # A block without elements may be anywhere.
         begins = [displ if count else 0 for displ, count in zip(blocks.displs, blocks.counts, strict=True)]
         places = tuple(slice(begin, begin + count) for begin, count in zip(begins, blocks.counts, strict=True))
+        ends = sorted((place.start, place.stop) for place in places if place.start < place.stop)
+        overlap = any(second[0] < first[1] for first, second in pairwise(ends))
     number, total = DTYPE_NUMBERS.get(blocks.array.dtype), sum(blocks.counts)
     if number is None or total == 0:
         return None
     told = np.zeros(scatter_words(size), np.int64)
     told[:size], told[size] = blocks.counts, number
-    return blocks.array, _Lengths(blocks.counts, total, told, places)
+    return blocks.array, _Lengths(blocks.counts, total, told, places, overlap)
