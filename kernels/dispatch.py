@@ -16,7 +16,7 @@ from .call_cache import begin_known, end_known, find_known
 from .compared_calls import must_compare
 from .composition import progress_bound
 from .decorators import helper, linked, short_kernel
-from .dispatch_arguments import array_in, describe, find, number_of_dtype
+from .dispatch_arguments import BYTE, array_in, describe, find, number_of_dtype
 from .dispatch_table import (
     BUCKETS,
     BUSY,
@@ -129,8 +129,10 @@ def _prepare(table, blocking, wanted, job, collective, main, op, distinction, bo
         count *= get(job, SIZE)
     reduces = collective in REDUCES
     operation = find(table, OP_IDS, get(table, OPS), op) if reduces else 0
-    if count == 0 or dtype < 0 or operation < 0:
+    if dtype < 0 or operation < 0:
         return -1
+    if count == 0 and not reduces:
+        dtype = BYTE
     itemsize = get(table, ITEMSIZES + dtype)
     reducer = get(table, REDUCERS + MAX_DTYPES * operation + dtype)
     if reduces and reducer == 0:

@@ -1,5 +1,7 @@
 """Arguments of plain calls: NumPy arrays, also with their datatype, by address, checked and written to a job."""
 
+import numpy as np
+
 from .atomics import load
 from .decorators import helper
 from .dispatch_table import (
@@ -33,6 +35,10 @@ from .operation_words import (
     get,
     put,
 )
+from .reduce import DTYPES as ELEMENT_TYPES
+
+BYTE = ELEMENT_TYPES.index(np.dtype(np.uint8))
+"""Number of the element type that ranks name where no elements are moved: those may be of any type."""
 
 
 @helper
@@ -65,6 +71,13 @@ def array_in(table, thing):
 @helper
 def _are_apart(a, a_nbytes, b, b_nbytes):
     return a + a_nbytes <= b or b + b_nbytes <= a
+
+
+@helper
+def _is_same_memory(table, send, recv):
+    """Say whether two arrays with elements begin at the same address."""
+    is_same = data_of(table, send) == data_of(table, recv)
+    return is_same and count_of(table, send) != 0 and count_of(table, recv) != 0
 
 
 @helper
@@ -124,7 +137,7 @@ def describe(table, job, collective, send, recv, root, bounds):
         return 0
     put(job, SEND, data_of(table, send))
     put(job, RECV, data_of(table, recv))
-    if data_of(table, send) == data_of(table, recv) and collective not in (ALLREDUCE, REDUCE):
+    if _is_same_memory(table, send, recv) and collective not in (ALLREDUCE, REDUCE):
         return 0  # the others would still read what the result overwrites; the general path knows what to do
     return send if collective == REDUCE_SCATTER else recv
 
@@ -156,7 +169,7 @@ def _describe_rooted(table, job, collective, send, recv, at_root, bounds):
         send_parts = size if collective == SCATTER else 1
         if not _two_arrays(table, job, send, recv, send_parts, size + 1 - send_parts, bounds):
             return 0
-        if data_of(table, send) == data_of(table, recv):
+        if _is_same_memory(table, send, recv):
             return 0
     elif not is_plain(table, part, READABLE if collective == GATHER else WRITABLE):
         return 0
@@ -165,7 +178,8 @@ def _describe_rooted(table, job, collective, send, recv, at_root, bounds):
         own_count = load(place + 8) - load(place)
         if count_of(table, part) != own_count:
             return 0
-        if own_count == 0 and number_of_dtype(table, part) != get(table, TOLD_DTYPE):
+        total = load(bounds + 8 * size)
+        if own_count == 0 and total != 0 and number_of_dtype(table, part) != get(table, TOLD_DTYPE):
             return 0  # no elements may be of any type
     own, other = data_of(table, part), data_of(table, whole) if at_root else 0
     put(job, SEND, own if collective == GATHER else other)

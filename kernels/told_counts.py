@@ -19,7 +19,7 @@ from .attached_parts import ATTACHED, attach, bound_told, copy_part, has_room, s
 from .compared_calls import was_compared
 from .decorators import helper, kernel_for, linked
 from .dispatch import UNEVEN, begin, chosen_for, is_open, make_call
-from .dispatch_arguments import array_in, number_of_dtype
+from .dispatch_arguments import BYTE, array_in, number_of_dtype
 from .dispatch_table import (
     CHECKED,
     DTYPES,
@@ -124,7 +124,7 @@ def _read_whole(table, job, whole, told):
     size = get(job, SIZE)
     array = read_packed(table, whole, size, told, job + 8 * read_word(size))
     if array != 0:
-        store(told + 8 * size, number_of_dtype(table, array))
+        store(told + 8 * size, number_of_dtype(table, array) if count_of(table, array) else BYTE)
     return array
 
 

@@ -242,7 +242,7 @@ def arrays_are_apart(table, one, other):
 
 @helper
 def read_packed(table, spec, size, counts, displs):
-    """Do so for blocks that follow each other and are the whole array; return 0 for others, and without elements."""
+    """Do so for blocks that follow each other and are the whole array; return 0 for others."""
     array = read_blocks(table, spec, size, counts, displs)
     if array == 0:
         return 0
@@ -251,4 +251,4 @@ def read_packed(table, spec, size, counts, displs):
         if load(displs + 8 * rank) != total:
             return 0
         total += load(counts + 8 * rank)
-    return array if total != 0 and total == count_of(table, array) else 0
+    return array if total == count_of(table, array) else 0

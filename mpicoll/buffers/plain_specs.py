@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array as array_of_numbers
+from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -15,11 +16,24 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.buffer_specs import memory_of
+from mpicoll.buffers.strided_views import entries_in
 from mpicoll.buffers.typemap import named
 
 
-def array_of(spec: Any, blocks: int = 1, *, sent: bool = False) -> Any:
+class Apart(NamedTuple):
+    """Elements that do not follow each other in memory, in C's order: the entries of a derived datatype."""
+
+    view: np.ndarray
+
+    def packed(self) -> np.ndarray:
+        """Return a copy in which they follow each other."""
+        return np.ascontiguousarray(self.view)
+
+
+def array_of(spec: Any, blocks: int = 1, *, sent: bool = False, moved: bool = True) -> Any:
     """Return a specification as an array; what is no buffer as it is; NotImplemented where it says something else.
+
+    Entries of a derived datatype are a view of the array, :class:`Apart` if they have gaps.
 
     Parameters
     ----------
@@ -27,6 +41,8 @@ def array_of(spec: Any, blocks: int = 1, *, sent: bool = False) -> Any:
         So many times the count of the specification are meant.
     sent
         Whether it may be one of NumPy's scalars, which nothing can be received into.
+    moved
+        Whether the elements are moved only, see :func:`~mpicoll.buffers.strided_views.entries_in`.
     """
     if type(spec) not in (list, tuple):
         return _memory(spec, sent)
@@ -37,23 +53,41 @@ def array_of(spec: Any, blocks: int = 1, *, sent: bool = False) -> Any:
     if len(spec) < 2:
         return NotImplemented
     array, *where = spec
-    array = _memory(array, sent)
+    array = _NO_MEMORY if array is None else _memory(array, sent)
     if type(array) is not np.ndarray or not array.flags.c_contiguous or not array.dtype.isnative:
         return NotImplemented
-    if isinstance(where[-1], (MPI.Datatype, str)):
-        if not fits(array.dtype, where.pop()):
+    datatype = where.pop() if isinstance(where[-1], (MPI.Datatype, str)) else None
+    if datatype is None and len(spec) > 2:
+        return NotImplemented
+    count, displ = None, 0
+    if where:
+        count, displ = _pair(where, 0)
+        if type(count) is not int or type(displ) is not int:
             return NotImplemented
-    elif len(spec) > 2:
-        return NotImplemented
-    if not where:
+        count *= blocks
+    if datatype is not None and not fits(array.dtype, datatype):
+        return _entries(array, datatype, count, displ, moved, sent)
+    if count is None:
         return array
-    count, displ = _pair(where, 0)
-    if type(count) is not int or type(displ) is not int:
-        return NotImplemented
-    stop = displ + count * blocks
+    stop = displ + count
     if not 0 <= displ <= stop <= array.size:
         return NotImplemented
     return array if stop - displ == array.size else array.reshape(-1)[displ:stop]
+
+
+_NO_MEMORY = np.empty(0, np.uint8)
+
+
+def _entries(
+    array: np.ndarray, datatype: MPI.Datatype | str, count: int | None, displ: int, moved: bool, sent: bool
+) -> Any:
+    """Return entries of a datatype other than that of the array's elements, as :func:`array_of` does."""
+    if isinstance(datatype, str):
+        return NotImplemented
+    view = entries_in(array, datatype, count, displ, moved=moved)
+    if view is None or not (sent or view.flags.writeable):
+        return NotImplemented
+    return view if view.flags.c_contiguous else Apart(view)
 
 
 def _pair(where: list[Any], default: Any) -> tuple[Any, Any]:
@@ -117,11 +151,12 @@ def _dtype_of_code(code: str) -> np.dtype | None:
 
 
 class PlainBlocks(NamedTuple):
-    """Blocks of elements of a contiguous array; `displs` are in elements."""
+    """Blocks of elements of a contiguous array, or of entries of another datatype along the first axis of a view."""
 
     array: np.ndarray
     counts: tuple[int, ...]
     displs: tuple[int, ...]
+    of_entries: bool = False
 
 
 def are_counts(counts: Any, size: int) -> bool:
@@ -148,7 +183,16 @@ def plain_blocks(spec: Any, size: int) -> PlainBlocks | None:
     """Return the blocks of ``array``, ``[array, counts]``, ``[array, (counts, displs), MPI.DOUBLE]``, ...
 
     Counts and displacements are lists, tuples or vectors of whole numbers; one count is that of each block. None is
-    returned for others.
+    returned for others, also where the datatype is not that of the array's elements.
+    """
+    blocks = blocks_in(spec, size)
+    return blocks if blocks is not None and not blocks.of_entries else None
+
+
+def blocks_in(spec: Any, size: int) -> PlainBlocks | None:
+    """Return the same, and the blocks of entries of other datatypes.
+
+    Then `array` is a view of entries, see :func:`~mpicoll.buffers.strided_views.entries_in`.
     """
     if type(spec) not in (list, tuple):
         spec = (spec,)
@@ -158,24 +202,41 @@ def plain_blocks(spec: Any, size: int) -> PlainBlocks | None:
     array = _memory(data, sent=True)
     if type(array) is not np.ndarray or not array.flags.c_contiguous:
         return None
-    if where and isinstance(where[-1], (MPI.Datatype, str)):
-        if not fits(array.dtype, where.pop()):
-            return None
-    elif len(spec) > 2:
+    datatype = where.pop() if where and isinstance(where[-1], (MPI.Datatype, str)) else None
+    if datatype is None and len(spec) > 2:
         return None
     if array.dtype.kind not in "biufc" or not array.dtype.isnative:
         return None
-    counts, displs = _pair(where, None) if where else (divided(array.size, size), None)
-    counts, displs = listed(counts), listed(displs)
+    other = None if datatype is None or fits(array.dtype, datatype) else datatype  # than that of the elements
+    if other is not None and not where:
+        return None
+    counts, displs = _given_blocks(where, size) if where else _following(divided(array.size, size))
+    if counts is None or displs is None:
+        return None
+    if other is not None:
+        ends = [displ + count for count, displ in zip(counts, displs, strict=True) if count]
+        array = _entries(array, other, max(ends, default=0), 0, moved=True, sent=True)
+        array = array.view if type(array) is Apart else array
+        if array is NotImplemented:
+            return None
+    return PlainBlocks(array, tuple(counts), tuple(displs), of_entries=other is not None)
+
+
+def _given_blocks(where: list[Any], size: int) -> tuple[Any, Any]:
+    """Return given counts and displacements as lists, None for those that are none."""
+    counts, displs = (listed(each) for each in _pair(where, None))
     if type(counts) is int:
         counts = [counts] * size
     if not are_counts(counts, size):
-        return None
+        return None, None
     if displs is None:
-        displs = [0, *accumulate(counts)][:-1]
-    elif not are_counts(displs, size):
-        return None
-    return PlainBlocks(array, tuple(counts), tuple(displs))
+        return _following(counts)
+    return counts, displs if are_counts(displs, size) else None
+
+
+def _following(counts: Sequence[int]) -> tuple[Sequence[int], list[int]]:
+    """Return counts, and displacements by which the blocks follow each other."""
+    return counts, [0, *accumulate(counts)][:-1]
 
 
 def key_of(spec: Any) -> tuple[Any, Any]:

@@ -91,17 +91,19 @@ def go_on(
         return
     plain = None
     if table and type(root) is int and 0 <= root < scope.channel.size:
-        plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size)
+        plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size, scope.channel.rank == root)
     if status == OTHER:
         if plain is not None:
-            status = call.run(table, _NUMBERS[collective], *plain, op, root)
+            status = call.run(table, _NUMBERS[collective], plain.sendbuf, plain.recvbuf, op, root)
         if plain is None or status == OTHER:
             run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
             return
     if plain is not None:
-        sendbuf, recvbuf = plain
+        sendbuf, recvbuf = plain.sendbuf, plain.recvbuf
     if status != DONE:
         complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
+    if plain is not None:
+        plain.unpack()
 
 
 def complete(scope: CallContext, status: int, made: CallArguments) -> None:

@@ -2,37 +2,92 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpicoll.buffers.buffer_specs import in_place
-from mpicoll.buffers.plain_specs import array_of
+from mpicoll.buffers.plain_specs import Apart, array_of
+from mpicoll.kernels.operation_words import COLLECTIVES, REDUCES
 
 _SEND_BLOCKS = frozenset(("scatter", "alltoall", "reduce_scatter_block"))
 _RECV_BLOCKS = frozenset(("gather", "allgather", "alltoall"))
 """Collectives in whose sendbuf, or recvbuf, a count is that of one rank's block."""
+_TO_ROOT = frozenset(("reduce", "gather"))
+_REDUCING = frozenset((*(COLLECTIVES[number] for number in REDUCES), "reduce_scatter_block"))
 
 
-def plain_arguments(collective: str, sendbuf: Any, recvbuf: Any, size: int) -> tuple[Any, Any] | None:
-    """Return both arguments with C-contiguous arrays for others and for specifications; None if one has to stay."""
-    if type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray:
-        return _changed(sendbuf, recvbuf, sendbuf, recvbuf)
-    if collective == "reduce_scatter_block" and in_place(sendbuf):
-        return None  # recvbuf then has all blocks
-    send = array_of(sendbuf, size if collective in _SEND_BLOCKS else 1, sent=True)
-    if send is NotImplemented:
+class PlainArguments(NamedTuple):
+    """Arguments as C-contiguous arrays.
+
+    Attributes
+    ----------
+    sendbuf, recvbuf
+        The arrays, or what is none, such as MPI.IN_PLACE.
+    place
+        The view of the caller's memory that gets the elements of `recvbuf` after the call; None if they are there.
+    """
+
+    sendbuf: Any
+    recvbuf: Any
+    place: np.ndarray | None = None
+
+    def unpack(self) -> None:
+        """Copy the elements of the result to their places; to be called after the call."""
+        if self.place is not None:
+            self.place[...] = self.recvbuf
+
+
+def plain_arguments(
+    collective: str, sendbuf: Any, recvbuf: Any, size: int, at_root: bool = True
+) -> PlainArguments | None:
+    """Return both arguments with C-contiguous arrays for others and for specifications; None if one has to stay.
+
+    Parameters
+    ----------
+    at_root
+        Whether this rank is the root of a collective that has one. Other ranks may give anything where only the root's
+        argument counts.
+    """
+    send, recv = sendbuf, recvbuf
+    try:
+        if type(sendbuf) is not np.ndarray or type(recvbuf) is not np.ndarray:
+            if collective == "reduce_scatter_block" and in_place(sendbuf):
+                return None  # recvbuf then has all blocks
+            moved = collective not in _REDUCING
+            if at_root or collective != "scatter":
+                send = array_of(sendbuf, size if collective in _SEND_BLOCKS else 1, sent=True, moved=moved)
+            if at_root or collective not in _TO_ROOT:
+                recv = array_of(recvbuf, size if collective in _RECV_BLOCKS else 1, moved=moved)
+            if send is NotImplemented or recv is NotImplemented:
+                return None
+        return _changed(sendbuf, recvbuf, send, recv)
+    except Exception:  # no memory, no such datatype: the general path raises it, and tells the other ranks
         return None
-    recv = array_of(recvbuf, size if collective in _RECV_BLOCKS else 1)
-    if recv is NotImplemented:
-        return None
-    return _changed(sendbuf, recvbuf, send, recv)
 
 
-def _changed(sendbuf: Any, recvbuf: Any, send: Any, recv: Any) -> tuple[Any, Any] | None:
+def _changed(sendbuf: Any, recvbuf: Any, send: Any, recv: Any) -> PlainArguments | None:
     """Return what both arguments are as arrays; None if that is what they are themselves."""
-    send, recv = _in_order(send), _in_order(recv)
-    return None if send is sendbuf and recv is recvbuf else (send, recv)
+    send, recv = _packed(send), _in_order(recv)
+    if type(recv) is Apart:
+        return PlainArguments(send, recv.packed(), recv.view)
+    return None if send is sendbuf and recv is recvbuf else PlainArguments(send, recv)
+
+
+def _packed(array: Any) -> Any:
+    """Return an argument that is only read as a contiguous array; anything but an array or entries as it is."""
+    return array.packed() if type(array) is Apart else _in_order(array)
+
+
+def sent_array(spec: Any, *, moved: bool = True) -> Any:
+    """Return an argument that is only read as a contiguous array; what is no array, or cannot be made one, otherwise.
+
+    See :func:`~mpicoll.buffers.plain_specs.array_of`.
+    """
+    try:
+        return _packed(array_of(spec, sent=True, moved=moved))
+    except Exception:  # see above
+        return NotImplemented
 
 
 def _in_order(array: Any) -> Any:

@@ -9,19 +9,22 @@ calls.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.plain_specs import are_counts, array_of, key_of, listed, plain_blocks
+from mpicoll.buffers.plain_specs import Apart, are_counts, array_of, listed
 from mpicoll.collectives import counts_from_root
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
 from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import complete, run
+from mpicoll.collectives.plain_arguments import sent_array
 from mpicoll.collectives.requests import Request
+from mpicoll.collectives.whole_vectors import Whole, WholeVectors
 from mpicoll.kernels.attached_parts import scatter_words
 from mpicoll.kernels.dispatch import UNEVEN, call
 from mpicoll.kernels.operation_words import (
@@ -34,7 +37,7 @@ from mpicoll.kernels.operation_words import (
 )
 from mpicoll.kernels.told_counts import TOLD, call_read, call_told, end_told
 from mpicoll.kernels.uneven_calls import call_uneven, call_uneven_in
-from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, hash_of_offsets
+from mpicoll.shared_memory.fast_dispatch import hash_of_offsets
 
 _MAX_KNOWN = 256
 
@@ -46,56 +49,37 @@ class _Parts(NamedTuple):
     address: int
 
 
-class _Lengths(NamedTuple):
-    """Lengths of the parts of a whole vector.
+class _Ends(NamedTuple):
+    """Arrays of a Gatherv or Scatterv.
 
     Attributes
     ----------
-    counts, total
-        Elements of each part, and of all.
+    part
+        This rank's part; a temporary array if the part is elsewhere.
+    whole
+        The root's parts of all ranks; None on other ranks.
     told
-        What a root tells the others: the counts, the number of the element type, and zeros.
-    places
-        Where each part is in the caller's array; empty if the parts follow each other from its begin.
-    overlap
-        True if two parts have an element in common.
+        Memory for what the root tells.
+    place
+        Where the part is; None if it is in `part`.
     """
 
-    counts: tuple[int, ...]
-    total: int
+    part: np.ndarray
+    whole: Whole | None
     told: np.ndarray
-    places: tuple[slice, ...] = ()
-    overlap: bool = False
+    place: np.ndarray | None = None
 
+    @property
+    def vector(self) -> np.ndarray | None:
+        """All parts, one after the other; None on ranks other than the root."""
+        return None if self.whole is None else self.whole.vector
 
-class _Whole(NamedTuple):
-    """All parts, one after the other.
-
-    Attributes
-    ----------
-    vector
-        The caller's array, or a temporary one.
-    apart
-        The caller's array if the parts are elsewhere in it.
-    """
-
-    vector: np.ndarray
-    lengths: _Lengths
-    apart: np.ndarray | None = None
-
-    def pack(self) -> None:
-        """Copy the parts from the caller's array."""
-        if self.apart is not None:
-            np.concatenate([self.apart[place] for place in self.lengths.places], out=self.vector)
-
-    def unpack(self) -> None:
-        """Copy the parts to the caller's array."""
-        if self.apart is None:
-            return
-        begin = 0
-        for place, count in zip(self.lengths.places, self.lengths.counts, strict=True):
-            self.apart[place] = self.vector[begin : begin + count]
-            begin += count
+    def unpack(self, collective: int) -> None:
+        """Copy the result to its places."""
+        if collective == GATHER and self.whole is not None:
+            self.whole.unpack()
+        if collective == SCATTER and self.place is not None:
+            self.place[...] = self.part
 
 
 class _Plain(NamedTuple):
@@ -104,7 +88,7 @@ class _Plain(NamedTuple):
     send: Any
     recv: Any
     counts: tuple[int, ...]
-    whole: _Whole | None = None
+    whole: Whole | None = None
 
 
 class VectorCalls:
@@ -121,9 +105,9 @@ class VectorCalls:
         self.table = table if scope.channel.node is not None else 0
         """0 where all of these calls take the general path."""
         self._known: dict[tuple[Sequence[int], int], _Parts] = {}
-        self._lengths: dict[tuple[Any, int], _Lengths] = {}  # by counts and displacements as given, and datatype
         self._in_use: _Parts | None = None  # by the last call, while others may be dropped
         self._size = scope.channel.size
+        self._wholes = WholeVectors(self._size)
         self._told = np.zeros(scatter_words(self._size), np.int64)  # by the root of the call that compiled code makes
         if scope.channel.node is not None:
             scope.channel.dispatch.learn_tell(scope.channel.node.tell_plan())
@@ -196,7 +180,7 @@ class VectorCalls:
         return start_quickly(self._scope, table, number + UNEVEN, plain.send, plain.recv, op, parts.address, kept=parts)
 
     def _plain_allgatherv(self, sendbuf: Any, recvbuf: Any) -> _Plain | None:
-        send, whole = array_of(sendbuf, sent=True), self._whole(recvbuf, written=True)
+        send, whole = sent_array(sendbuf), self._wholes.find(recvbuf, written=True)
         if whole is None or not (type(send) is np.ndarray or (send is MPI.IN_PLACE and whole.apart is None)):
             return None
         if whole.apart is not None and np.may_share_memory(send, whole.apart):
@@ -204,7 +188,7 @@ class VectorCalls:
         return _Plain(send, whole.vector, whole.lengths.counts, whole)
 
     def _plain_reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any) -> _Plain | None:
-        send, recv, recvcounts = array_of(sendbuf, sent=True), array_of(recvbuf), listed(recvcounts)
+        send, recv, recvcounts = sent_array(sendbuf, moved=False), array_of(recvbuf, moved=False), listed(recvcounts)
         if type(send) is not np.ndarray or type(recv) is not np.ndarray or not are_counts(recvcounts, self._size):
             return None
         return _Plain(send, recv, tuple(recvcounts))
@@ -217,45 +201,39 @@ class VectorCalls:
         part, parts
             The specifications of this rank's part, and of the root's parts of all ranks.
         """
-        told, whole = self._told, None
+        told, ends = self._told, None
         if status < TOLD:
-            found = self._plain_ends(number, made.root, part, parts)
-            if found is None:
-                run(self._scope, *made)
-                return
-            own, whole, counts = found
-            vector = None if whole is None else whole.vector
-            if status == OTHER:  # nothing has happened
-                told = counts
-                status = call_read.run(self.table, number, own, vector, made.root, told)
-            if status == OTHER:
+            with contextlib.suppress(MemoryError):  # the general path raises it, and tells the other ranks
+                ends = self._plain_ends(number, made.root, part, parts)
+            if ends is not None and status == OTHER:  # nothing has happened
+                told = ends.told
+                status = call_read.run(self.table, number, ends.part, ends.vector, made.root, told)
+            if ends is None or status == OTHER:
                 run(self._scope, *made)
                 return
             if status < TOLD:
                 complete(self._scope, status, CallArguments("bcast", None, told, root=made.root))
-                status = end_told.run(self.table, number, own, vector, made.root, told)
+                status = end_told.run(self.table, number, ends.part, ends.vector, made.root, told)
         self._complete(status - TOLD, made, told)
-        if number == GATHER and whole is not None and status - TOLD != OTHER:
-            whole.unpack()
+        if ends is not None and status - TOLD != OTHER:
+            ends.unpack(number)
 
-    def _plain_ends(
-        self, number: int, root: int, part_spec: Any, whole_spec: Any
-    ) -> tuple[Any, _Whole | None, np.ndarray] | None:
-        """Return arrays of the own part and of all parts, and memory for the counts; None if they are not plain."""
-        part, whole = array_of(part_spec, sent=number == GATHER), None
-        if self._scope.channel.rank == root:
-            whole = self._whole(whole_spec, written=number == GATHER)
-            if whole is None:
-                return None
+    def _plain_ends(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> _Ends | None:
+        """Return the arrays of a Gatherv or Scatterv; None if they are not plain."""
+        part, place = sent_array(part_spec) if number == GATHER else array_of(part_spec), None
+        if isinstance(part, Apart):
+            place = part.view
+            part = part.packed()
         if type(part) is not np.ndarray:
             return None
-        if whole is None:
-            return part, None, np.zeros(scatter_words(self._size), np.int64)
-        if whole.apart is not None and np.may_share_memory(part, whole.apart):
+        if self._scope.channel.rank != root:
+            return _Ends(part, None, np.zeros(scatter_words(self._size), np.int64), place)
+        whole = self._wholes.find(whole_spec, written=number == GATHER)
+        if whole is None or (whole.apart is not None and np.may_share_memory(part, whole.apart)):
             return None
         if number == SCATTER:
             whole.pack()
-        return part, whole, whole.lengths.told
+        return _Ends(part, whole, whole.lengths.told, place)
 
     def _call(self, number: int, plain: _Plain | None, op: AnyOp = MPI.SUM) -> int:
         """Make the compiled call of a collective without a root; return its status, OTHER if it is not plain."""
@@ -286,53 +264,3 @@ class VectorCalls:
             run(self._scope, *made)
         else:
             complete(self._scope, status, made)
-
-    def _whole(self, spec: Any, *, written: bool) -> _Whole | None:
-        """Return the blocks of an array; None for others, and for what cannot be `written` if that is asked for."""
-        array, key = key_of(spec)
-        try:
-            lengths = None if key is None else self._lengths.get(key)
-        except TypeError:  # a list of lists has no hash
-            key = lengths = None
-        if lengths is None:
-            found = _described(spec, self._size)
-            if found is None:
-                return None
-            array, lengths = found
-            if key is not None and len(self._lengths) < _MAX_KNOWN:
-                self._lengths[key] = lengths
-        if lengths.places:
-            return _apart(array.reshape(-1), lengths, written)
-        if lengths.total == array.size:
-            return _Whole(array, lengths)
-        return _Whole(array.reshape(-1)[: lengths.total], lengths) if lengths.total < array.size else None
-
-
-def _apart(array: np.ndarray, lengths: _Lengths, written: bool) -> _Whole | None:
-    """Return a temporary vector for blocks that do not follow each other; None if they are not all in the array."""
-    if max(place.stop for place in lengths.places) > array.size:
-        return None
-    if written and (lengths.overlap or not array.flags.writeable):
-        return None
-    return _Whole(np.empty(lengths.total, array.dtype), lengths, array)
-
-
-def _described(spec: Any, size: int) -> tuple[np.ndarray, _Lengths] | None:
-    """Return the array, and the lengths of its blocks, of any plain specification; None for others."""
-    blocks = plain_blocks(spec, size)
-    if blocks is None:
-        return None
-    places: tuple[slice, ...] = ()
-    overlap = False
-    if blocks.displs != tuple([0, *accumulate(blocks.counts)][:-1]):
-        # A block without elements may be anywhere.
-        begins = [displ if count else 0 for displ, count in zip(blocks.displs, blocks.counts, strict=True)]
-        places = tuple(slice(begin, begin + count) for begin, count in zip(begins, blocks.counts, strict=True))
-        ends = sorted((place.start, place.stop) for place in places if place.start < place.stop)
-        overlap = any(second[0] < first[1] for first, second in pairwise(ends))
-    number, total = DTYPE_NUMBERS.get(blocks.array.dtype), sum(blocks.counts)
-    if number is None or total == 0:
-        return None
-    told = np.zeros(scatter_words(size), np.int64)
-    told[:size], told[size] = blocks.counts, number
-    return blocks.array, _Lengths(blocks.counts, total, told, places, overlap)

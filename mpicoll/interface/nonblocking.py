@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives import library_alltoallw
@@ -50,10 +49,12 @@ class NonblockingCollectives(BlockingCollectives):
     ) -> Request:
         """Start a call; one compiled function does it if the call is plain."""
         if self._nonblocking_table and algorithm is None:
-            send, recv = sendbuf, recvbuf
-            if type(send) is not np.ndarray or type(recv) is not np.ndarray:
-                send, recv = plain_arguments(_NAMES[collective], send, recv, self._size) or (send, recv)
-            quick = start_quickly(self._scope, self._nonblocking_table, collective, send, recv, op, root)
+            scope, table = self._scope, self._nonblocking_table
+            quick = start_quickly(scope, table, collective, sendbuf, recvbuf, op, root)
+            if quick is None:
+                plain = plain_arguments(_NAMES[collective], sendbuf, recvbuf, self._size, scope.channel.rank == root)
+                if plain is not None and plain.place is None:
+                    quick = start_quickly(scope, table, collective, plain.sendbuf, plain.recvbuf, op, root)
             if quick is not None:
                 return quick
         return start(self._scope, _NAMES[collective], sendbuf, recvbuf, op, root, algorithm)

@@ -13,15 +13,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.collectives import execute, vector_calls
 from mpicoll.consensus import share, wait_politely
 
 WORLD = MPI.COMM_WORLD
@@ -138,3 +140,20 @@ def subcomm(request: pytest.FixtureRequest, verdicts: MPI.Intracomm) -> Iterator
     plain = WORLD.Split(int(WORLD.rank >= request.param[0]), WORLD.rank)
     yield mpicoll.Intracomm(plain, timeout=TIMEOUT)
     plain.Free()
+
+
+def _refuse(*arguments: Any) -> NoReturn:
+    raise AssertionError("the general path is taken")
+
+
+@pytest.fixture
+def compiled(comm: mpicoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function after which calls on the general path raise."""
+    if comm.channel.node is None or not comm.channel.dispatch.usable:
+        pytest.skip("needs shared memory and compiled dispatch")
+
+    def begin() -> None:
+        monkeypatch.setattr(execute, "run", _refuse)
+        monkeypatch.setattr(vector_calls, "run", _refuse)
+
+    return begin

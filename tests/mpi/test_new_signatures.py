@@ -4,34 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.collectives import execute, vector_calls
 from mpicoll.errors import MismatchError
 
 pytestmark = pytest.mark.mpi(min_size=2)
-
-
-def _refuse(*arguments: Any) -> NoReturn:
-    raise AssertionError("the general path is taken")
-
-
-@pytest.fixture
-def compiled(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """A function after which calls on the general path raise."""
-    if comm.channel.node is None or not comm.channel.dispatch.usable:
-        pytest.skip("needs shared memory and compiled dispatch")
-
-    def begin() -> None:
-        monkeypatch.setattr(execute, "run", _refuse)
-        monkeypatch.setattr(vector_calls, "run", _refuse)
-
-    return begin
 
 
 def _counts(comm: Intracomm, turn: int) -> list[int]:

@@ -1,0 +1,140 @@
+"""All parts of a vector collective in one array: where they are, and a temporary vector in which they are in order.
+
+Parts are blocks of elements, or of entries of a derived datatype. Descriptions that were made before are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpicoll.buffers.plain_specs import blocks_in, key_of
+from mpicoll.kernels.attached_parts import scatter_words
+from mpicoll.kernels.dispatch_arguments import BYTE
+from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
+
+_MAX_KNOWN = 256
+
+
+class Lengths(NamedTuple):
+    """Lengths of the parts of a whole vector.
+
+    Attributes
+    ----------
+    counts, total
+        Elements of each part, and of all.
+    told
+        What a root tells the others: the counts, the number of the element type, and zeros.
+    places
+        Where each part is on the first axis of the caller's array; empty if the parts follow each other from its
+        begin.
+    overlap
+        True if two parts have an element in common.
+    """
+
+    counts: tuple[int, ...]
+    total: int
+    told: np.ndarray
+    places: tuple[slice, ...] = ()
+    overlap: bool = False
+
+
+class Whole(NamedTuple):
+    """All parts, one after the other.
+
+    Attributes
+    ----------
+    vector
+        The caller's array, or a temporary one.
+    apart
+        The caller's array if the parts are elsewhere in it.
+    """
+
+    vector: np.ndarray
+    lengths: Lengths
+    apart: np.ndarray | None = None
+
+    def pack(self) -> None:
+        """Copy the parts from the caller's array."""
+        if self.apart is not None:
+            np.concatenate([self.apart[place] for place in self.lengths.places], out=self.vector)
+
+    def unpack(self) -> None:
+        """Copy the parts to the caller's array."""
+        if self.apart is None:
+            return
+        begin = 0
+        for place in self.lengths.places:
+            end = begin + place.stop - place.start
+            self.apart[place] = self.vector[begin:end]
+            begin = end
+
+
+class WholeVectors:
+    """Descriptions of whole vectors on one communicator, by counts, displacements and element type as given."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lengths: dict[Any, Lengths] = {}
+
+    def find(self, spec: Any, *, written: bool) -> Whole | None:
+        """Return the blocks of an array; None for others, and for what cannot be `written` if that is asked for."""
+        array, key = key_of(spec)
+        try:
+            lengths = None if key is None else self._lengths.get(key)
+        except TypeError:  # a list of lists has no hash
+            key = lengths = None
+        if lengths is None:
+            found = _described(spec, self._size)
+            if found is None:
+                return None
+            array, lengths = found
+            if key is not None and len(self._lengths) < _MAX_KNOWN:
+                self._lengths[key] = lengths
+        else:
+            array = array.reshape(-1)
+        if lengths.places:
+            return _apart(array, lengths, written)
+        if lengths.total == array.size:
+            return Whole(array, lengths)
+        return Whole(array.reshape(-1)[: lengths.total], lengths) if lengths.total < array.size else None
+
+
+def _apart(array: np.ndarray, lengths: Lengths, written: bool) -> Whole | None:
+    """Return a temporary vector for blocks that do not follow each other; None if they are not all in the array."""
+    if max(place.stop for place in lengths.places) > len(array):
+        return None
+    if written and (lengths.overlap or not array.flags.writeable):
+        return None
+    entries = sum(place.stop - place.start for place in lengths.places)
+    try:
+        return Whole(np.empty((entries, *array.shape[1:]), array.dtype), lengths, array)
+    except MemoryError:  # the general path raises it, and tells the other ranks
+        return None
+
+
+def _described(spec: Any, size: int) -> tuple[np.ndarray, Lengths] | None:
+    """Return the array, and the lengths of its blocks, of any plain specification; None for others."""
+    blocks = blocks_in(spec, size)
+    if blocks is None:
+        return None
+    places: tuple[slice, ...] = ()
+    overlap = False
+    array = blocks.array if blocks.of_entries else blocks.array.reshape(-1)
+    unit = math.prod(array.shape[1:])
+    if not array.flags.c_contiguous or blocks.displs != tuple([0, *accumulate(blocks.counts)][:-1]):
+        # A block without elements may be anywhere.
+        begins = [displ if count else 0 for displ, count in zip(blocks.displs, blocks.counts, strict=True)]
+        places = tuple(slice(begin, begin + count) for begin, count in zip(begins, blocks.counts, strict=True))
+        ends = sorted((place.start, place.stop) for place in places if place.start < place.stop)
+        overlap = any(second[0] < first[1] for first, second in pairwise(ends))
+    counts = tuple(count * unit for count in blocks.counts)
+    number, total = DTYPE_NUMBERS.get(array.dtype), sum(counts)
+    if number is None:
+        return None
+    told = np.zeros(scatter_words(size), np.int64)
+    told[:size], told[size] = counts, number if total else BYTE
+    return array, Lengths(counts, total, told, places, overlap)

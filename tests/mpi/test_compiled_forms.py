@@ -1,0 +1,183 @@
+"""Derived datatypes, other types of bytes, and calls without elements are compiled, too, on shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+COUNT, STEP = 4, 3
+GAP = -7.0
+
+
+@pytest.fixture
+def column() -> Iterator[MPI.Datatype]:
+    """A column of four doubles, resized so that the next entry is the next column."""
+    made = MPI.DOUBLE.Create_vector(COUNT, 1, STEP)
+    resized = made.Create_resized(0, MPI.DOUBLE.extent).Commit()
+    yield resized
+    made.Free()
+    resized.Free()
+
+
+class Matrix:
+    """A matrix whose columns are sent or received: one in every second column, or as a vector on odd ranks."""
+
+    def __init__(self, column: MPI.Datatype, derived: bool, values: np.ndarray | None = None) -> None:
+        self._column, self._derived = column, derived
+        self._memory: Any = np.full((COUNT, STEP), GAP) if derived else np.full(COUNT, GAP)
+        if values is not None:
+            self.found[...] = values
+
+    @property
+    def found(self) -> np.ndarray:
+        """The elements."""
+        return self._memory[:, 1] if self._derived else self._memory
+
+    @property
+    def spec(self) -> Any:
+        """The specification."""
+        return [self._memory.reshape(-1)[1:], 1, self._column] if self._derived else self._memory
+
+    def check(self, wanted: Any) -> None:
+        """Compare the elements, and look whether those between them are untouched."""
+        np.testing.assert_array_equal(self.found, wanted)
+        if self._derived:
+            assert (self._memory[:, [0, 2]] == GAP).all()
+
+
+def _warm_up(comm: Intracomm) -> None:
+    """Let every collective's plan be known."""
+    own, everything = np.zeros(COUNT), np.zeros(COUNT * comm.size)
+    for root in range(comm.size):
+        comm.Bcast(own, root)
+        comm.Reduce(own, own.copy(), root=root)
+        comm.Gather(own, everything, root)
+        comm.Scatter(everything, own, root)
+        comm.Gatherv(own, [everything, [COUNT] * comm.size] if comm.rank == root else None, root)
+        comm.Scatterv([everything, [COUNT] * comm.size] if comm.rank == root else None, own, root)
+    comm.Allreduce(own, own.copy())
+    comm.Scan(own, own.copy())
+    comm.Exscan(own, own.copy())
+    comm.Allgather(own, everything)
+    comm.Alltoall(everything, everything.copy())
+    comm.Reduce_scatter_block(everything, own)
+    comm.Allgatherv(own, everything)
+    comm.Reduce_scatter(everything, own, [COUNT] * comm.size)
+
+
+def test_columns_on_some_ranks_and_vectors_on_others(
+    comm: Intracomm, compiled: Callable[[], None], column: MPI.Datatype
+) -> None:
+    _warm_up(comm)
+    compiled()
+    size, rank, values = comm.size, comm.rank, np.arange(float(COUNT))
+    everybodys = np.concatenate([values + each for each in range(size)])
+    for turn in range(2 * size):
+        root, derived = turn % size, bool((rank + turn) % 2)
+        own, result = Matrix(column, derived, values + rank), Matrix(column, not derived)
+        told = Matrix(column, derived, values + rank)
+        comm.Bcast(told.spec, root)
+        told.check(values + root)
+        comm.Allreduce(own.spec, result.spec)
+        result.check(size * values + sum(range(size)))
+        comm.Reduce(own.spec, result.spec if rank == root else None, root=root)
+        if rank == root:
+            result.check(size * values + sum(range(size)))
+        comm.Scan(own.spec, result.spec)
+        result.check((rank + 1) * values + sum(range(rank + 1)))
+        gathered = np.zeros(COUNT * size)
+        comm.Gather(own.spec, gathered if rank == root else ["nothing", 1, column], root)
+        if rank == root:
+            np.testing.assert_array_equal(gathered, everybodys)
+        comm.Scatter(everybodys if rank == root else ["nothing", 1, column], result.spec, root)
+        result.check(values + rank)
+        comm.Allgather(own.spec, gathered)
+        np.testing.assert_array_equal(gathered, everybodys)
+        comm.Gatherv(own.spec, [gathered, [COUNT] * size] if rank == root else None, root)
+        comm.Scatterv([everybodys, [COUNT] * size] if rank == root else None, result.spec, root)
+        result.check(values + rank)
+
+
+def test_blocks_of_columns(comm: Intracomm, compiled: Callable[[], None]) -> None:
+    """All columns of a matrix, which is the transposed one of vectors in rank order."""
+    size, rank = comm.size, comm.rank
+    made = MPI.DOUBLE.Create_vector(COUNT, 1, size)
+    column = made.Create_resized(0, MPI.DOUBLE.extent).Commit()
+    _warm_up(comm)
+    compiled()
+    own = rank + np.arange(COUNT) / 8
+    wanted = (np.arange(size)[:, None] + np.arange(COUNT) / 8).T
+    ones, places = [1] * size, list(range(size))
+    for root in range(size):
+        at_root = rank == root
+        matrix = np.full((COUNT, size), GAP)
+        comm.Allgatherv(own, [matrix, ones, places, column])
+        np.testing.assert_array_equal(matrix, wanted)
+        matrix[...] = GAP
+        comm.Gatherv(own, [matrix, (ones, places), column] if at_root else None, root)
+        np.testing.assert_array_equal(matrix, wanted if at_root else GAP)
+        found = np.zeros(COUNT)
+        comm.Scatterv([np.ascontiguousarray(wanted), ones, places, column] if at_root else None, found, root)
+        np.testing.assert_array_equal(found, own)
+        matrix[...] = GAP
+        comm.Allgather(own, [matrix, 1, column])
+        np.testing.assert_array_equal(matrix, wanted)
+        comm.Scatter([np.ascontiguousarray(wanted), 1, column] if at_root else None, found, root)
+        np.testing.assert_array_equal(found, own)
+    made.Free()
+    column.Free()
+
+
+def test_arrays_as_bytes(comm: Intracomm, compiled: Callable[[], None]) -> None:
+    _warm_up(comm)
+    compiled()
+    numbers = np.arange(5, dtype=np.int32) if comm.rank == 0 else np.zeros(5, np.int32)
+    comm.Bcast([numbers, MPI.BYTE] if comm.rank % 2 else numbers.view(np.uint8))
+    np.testing.assert_array_equal(numbers, range(5))
+    numbers = np.full(1, comm.rank, np.int32)
+    found = bytearray(4 * comm.size)
+    comm.Allgather([numbers, MPI.INT], [found, MPI.INT])
+    assert np.frombuffer(found, np.int32).tolist() == list(range(comm.size))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "counts", "no memory"])
+def test_calls_without_elements(comm: Intracomm, compiled: Callable[[], None], kind: str) -> None:
+    """Elements that are only moved may be of any type if there are none."""
+    _warm_up(comm)
+    compiled()
+    size, rank = comm.size, comm.rank
+    dtype, datatype = ((np.float64, MPI.DOUBLE), (np.int32, MPI.INT))[rank % 2]
+
+    def nothing() -> Any:
+        specs = {"arrays": np.zeros(0, dtype), "counts": [np.ones(3, dtype), 0, datatype]}
+        return specs.get(kind, [None, 0, datatype])
+
+    def numbers() -> Any:
+        return [np.zeros(3), 0] if kind == "counts" else [np.zeros(0), MPI.DOUBLE]
+
+    none, empty = [0] * size, np.zeros(0, dtype)
+    for root in range(size):
+        at_root = rank == root
+        comm.Bcast(nothing(), root)
+        comm.Gather(nothing(), nothing() if at_root else None, root)
+        comm.Scatter(nothing() if at_root else None, nothing(), root)
+        comm.Allgather(nothing(), nothing())
+        comm.Alltoall(nothing(), nothing())
+        comm.Allreduce(numbers(), numbers())
+        comm.Reduce(numbers(), numbers() if at_root else None, root=root)
+        comm.Scan(numbers(), numbers())
+        comm.Exscan(numbers(), numbers())
+        comm.Allgatherv(empty, [empty.copy(), none])
+        comm.Gatherv(nothing(), [np.zeros(2, dtype), none] if at_root else None, root)
+        comm.Scatterv([np.zeros(2, dtype), none] if at_root else None, nothing(), root)
+    total = np.full(3, 1.0)
+    comm.Allreduce(MPI.IN_PLACE, total)
+    np.testing.assert_array_equal(total, size)
