@@ -239,7 +239,7 @@ def call_told(table, collective, send, recv, root, told):
         return OTHER
     gathers = collective == GATHER
     part = array_in(table, send if gathers else recv)
-    if not is_plain(table, part, READABLE if gathers else WRITABLE):
+    if not is_plain(table, part, READABLE if gathers else WRITABLE) or number_of_dtype(table, part) < 0:
         return OTHER
     words, whole = data_of(table, told), recv if gathers else send
     if get(job, RANK) == root:

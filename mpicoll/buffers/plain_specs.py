@@ -16,8 +16,13 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.buffer_specs import memory_of
+from mpicoll.buffers.datatypes import entry_of_array
 from mpicoll.buffers.strided_views import entries_in
 from mpicoll.buffers.typemap import named
+from mpicoll.kernels.reduce import DTYPES
+
+KNOWN = frozenset(DTYPES)
+"""Element types that kernels know."""
 
 
 class Apart(NamedTuple):
@@ -78,6 +83,16 @@ def array_of(spec: Any, blocks: int = 1, *, sent: bool = False, moved: bool = Tr
 _NO_MEMORY = np.empty(0, np.uint8)
 
 
+def as_moved(array: Any) -> Any:
+    """Return a contiguous array of elements that no kernel knows as one of what is moved for them, mostly bytes.
+
+    Anything else is returned as it is.
+    """
+    if type(array) is not np.ndarray or array.dtype in KNOWN or not array.dtype.isnative:
+        return array
+    return array.reshape(-1).view(entry_of_array(array.dtype, "", moved=True).dtype)
+
+
 def _entries(
     array: np.ndarray, datatype: MPI.Datatype | str, count: int | None, displ: int, moved: bool, sent: bool
 ) -> Any:
@@ -100,7 +115,7 @@ def _pair(where: list[Any], default: Any) -> tuple[Any, Any]:
 
 
 _BUFFERS = frozenset((array_of_numbers, bytearray, bytes, memoryview))
-_TENSOR_METHODS = ("__dlpack__", "__array_interface__")
+_TENSOR_METHODS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 
 
 def _memory(data: Any, sent: bool) -> Any:
@@ -118,7 +133,7 @@ def _memory(data: Any, sent: bool) -> Any:
     if kind in _BUFFERS:
         view = memoryview(data)
         return data if view.readonly and not sent else np.asarray(view)
-    if any(hasattr(kind, name) for name in _TENSOR_METHODS):
+    if any(hasattr(data, name) for name in _TENSOR_METHODS):
         with contextlib.suppress(Exception):  # the general path raises it
             return memory_of(data, "", not sent)
     return data
@@ -182,8 +197,9 @@ def divided(count: int, size: int) -> list[int]:
 def plain_blocks(spec: Any, size: int) -> PlainBlocks | None:
     """Return the blocks of ``array``, ``[array, counts]``, ``[array, (counts, displs), MPI.DOUBLE]``, ...
 
-    Counts and displacements are lists, tuples or vectors of whole numbers; one count is that of each block. None is
-    returned for others, also where the datatype is not that of the array's elements.
+    Counts and displacements are lists, tuples or vectors of whole numbers; one count is that of each block, one
+    displacement the distance between blocks. None is returned for others, also where the datatype is not that of the
+    array's elements.
     """
     blocks = blocks_in(spec, size)
     return blocks if blocks is not None and not blocks.of_entries else None
@@ -205,21 +221,33 @@ def blocks_in(spec: Any, size: int) -> PlainBlocks | None:
     datatype = where.pop() if where and isinstance(where[-1], (MPI.Datatype, str)) else None
     if datatype is None and len(spec) > 2:
         return None
-    if array.dtype.kind not in "biufc" or not array.dtype.isnative:
-        return None
-    other = None if datatype is None or fits(array.dtype, datatype) else datatype  # than that of the elements
-    if other is not None and not where:
-        return None
-    counts, displs = _given_blocks(where, size) if where else _following(divided(array.size, size))
+    if datatype is None or fits(array.dtype, datatype):
+        datatype = None
+        if array.dtype.kind not in "biufc" or not array.dtype.isnative:
+            return None
+    if where:
+        counts, displs = _given_blocks(where, size)
+    else:
+        counts, displs = _following(divided(array.size, size)) if datatype is None else (None, None)
     if counts is None or displs is None:
         return None
-    if other is not None:
-        ends = [displ + count for count, displ in zip(counts, displs, strict=True) if count]
-        array = _entries(array, other, max(ends, default=0), 0, moved=True, sent=True)
-        array = array.view if type(array) is Apart else array
-        if array is NotImplemented:
-            return None
-    return PlainBlocks(array, tuple(counts), tuple(displs), of_entries=other is not None)
+    if datatype is None and array.dtype in KNOWN:
+        return PlainBlocks(array, tuple(counts), tuple(displs))
+    view = _view_of_entries(array, datatype, counts, displs)
+    return None if view is None else PlainBlocks(view, tuple(counts), tuple(displs), of_entries=True)
+
+
+def _view_of_entries(
+    array: np.ndarray, datatype: MPI.Datatype | str | None, counts: Sequence[int], displs: Sequence[int]
+) -> np.ndarray | None:
+    """Return a view whose first axis are the entries of a datatype, or elements that no kernel knows as bytes."""
+    if datatype is None:
+        return as_moved(array).reshape(array.size, -1) if array.size else None
+    ends = [displ + count for count, displ in zip(counts, displs, strict=True) if count]
+    found = _entries(array, datatype, max(ends, default=0), 0, moved=True, sent=True)
+    if isinstance(found, Apart):
+        return found.view
+    return None if found is NotImplemented else found
 
 
 def _given_blocks(where: list[Any], size: int) -> tuple[Any, Any]:
@@ -231,6 +259,8 @@ def _given_blocks(where: list[Any], size: int) -> tuple[Any, Any]:
         return None, None
     if displs is None:
         return _following(counts)
+    if type(displs) is int:
+        displs = [displs * rank for rank in range(size)]
     return counts, displs if are_counts(displs, size) else None
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpicoll.buffers.buffer_specs import in_place
-from mpicoll.buffers.plain_specs import Apart, array_of
+from mpicoll.buffers.plain_specs import Apart, array_of, as_moved
 from mpicoll.kernels.operation_words import COLLECTIVES, REDUCES
 
 _SEND_BLOCKS = frozenset(("scatter", "alltoall", "reduce_scatter_block"))
@@ -49,34 +49,28 @@ def plain_arguments(
         Whether this rank is the root of a collective that has one. Other ranks may give anything where only the root's
         argument counts.
     """
-    send, recv = sendbuf, recvbuf
+    send, recv, moved = sendbuf, recvbuf, collective not in _REDUCING
     try:
         if type(sendbuf) is not np.ndarray or type(recvbuf) is not np.ndarray:
             if collective == "reduce_scatter_block" and in_place(sendbuf):
                 return None  # recvbuf then has all blocks
-            moved = collective not in _REDUCING
             if at_root or collective != "scatter":
                 send = array_of(sendbuf, size if collective in _SEND_BLOCKS else 1, sent=True, moved=moved)
             if at_root or collective not in _TO_ROOT:
                 recv = array_of(recvbuf, size if collective in _RECV_BLOCKS else 1, moved=moved)
             if send is NotImplemented or recv is NotImplemented:
                 return None
-        return _changed(sendbuf, recvbuf, send, recv)
+        send, recv = _packed(send, moved), _in_order(recv, moved)
+        if isinstance(recv, Apart):
+            return PlainArguments(send, recv.packed(), recv.view)
     except Exception:  # no memory, no such datatype: the general path raises it, and tells the other ranks
         return None
-
-
-def _changed(sendbuf: Any, recvbuf: Any, send: Any, recv: Any) -> PlainArguments | None:
-    """Return what both arguments are as arrays; None if that is what they are themselves."""
-    send, recv = _packed(send), _in_order(recv)
-    if type(recv) is Apart:
-        return PlainArguments(send, recv.packed(), recv.view)
     return None if send is sendbuf and recv is recvbuf else PlainArguments(send, recv)
 
 
-def _packed(array: Any) -> Any:
+def _packed(array: Any, moved: bool) -> Any:
     """Return an argument that is only read as a contiguous array; anything but an array or entries as it is."""
-    return array.packed() if type(array) is Apart else _in_order(array)
+    return array.packed() if type(array) is Apart else _in_order(array, moved)
 
 
 def sent_array(spec: Any, *, moved: bool = True) -> Any:
@@ -85,13 +79,18 @@ def sent_array(spec: Any, *, moved: bool = True) -> Any:
     See :func:`~mpicoll.buffers.plain_specs.array_of`.
     """
     try:
-        return _packed(array_of(spec, sent=True, moved=moved))
+        return _packed(array_of(spec, sent=True, moved=moved), moved)
     except Exception:  # see above
         return NotImplemented
 
 
-def _in_order(array: Any) -> Any:
-    """Return an array in Fortran's order as one of the same memory in C's, which is how it goes; others as they are."""
-    if type(array) is np.ndarray and array.flags.f_contiguous and not array.flags.c_contiguous:
-        return array.T
-    return array
+def _in_order(array: Any, moved: bool) -> Any:
+    """Return an array in Fortran's order as one of the same memory in C's, which is how it goes; others as they are.
+
+    If its elements are only `moved`, those that no kernel knows are bytes.
+    """
+    if type(array) is not np.ndarray:
+        return array
+    if array.flags.f_contiguous and not array.flags.c_contiguous:
+        array = array.T
+    return as_moved(array) if moved and array.flags.c_contiguous else array

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.plain_specs import Apart, are_counts, array_of, listed
+from mpicoll.buffers.plain_specs import Apart, are_counts, array_of, as_moved, listed
 from mpicoll.collectives import counts_from_root
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
 from mpicoll.collectives.dispatched_requests import start_quickly
@@ -221,6 +221,7 @@ class VectorCalls:
     def _plain_ends(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> _Ends | None:
         """Return the arrays of a Gatherv or Scatterv; None if they are not plain."""
         part, place = sent_array(part_spec) if number == GATHER else array_of(part_spec), None
+        part = as_moved(part)
         if isinstance(part, Apart):
             place = part.view
             part = part.packed()

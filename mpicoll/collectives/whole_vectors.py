@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpicoll.buffers.plain_specs import blocks_in, key_of
+from mpicoll.buffers.plain_specs import KNOWN, blocks_in, key_of
 from mpicoll.kernels.attached_parts import scatter_words
 from mpicoll.kernels.dispatch_arguments import BYTE
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
@@ -83,6 +83,8 @@ class WholeVectors:
     def find(self, spec: Any, *, written: bool) -> Whole | None:
         """Return the blocks of an array; None for others, and for what cannot be `written` if that is asked for."""
         array, key = key_of(spec)
+        if key is not None and array.dtype not in KNOWN:
+            key = None
         try:
             lengths = None if key is None else self._lengths.get(key)
         except TypeError:  # a list of lists has no hash

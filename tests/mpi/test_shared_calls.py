@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from mpi4py.util import dtlib
 
 import mpicoll
 from mpicoll import Intracomm
@@ -124,6 +125,18 @@ PLAIN: dict[str, Callable[[Intracomm], Any]] = {
         [np.ones(COUNT * c.size), MPI.DOUBLE], [np.zeros(COUNT), MPI.DOUBLE]
     ),
     "bytes": lambda c: c.Allreduce([filled(c).view(np.uint8), MPI.DOUBLE], np.zeros(COUNT)),
+    "long double": lambda c: c.Allgather([np.ones(3, "g"), MPI.LONG_DOUBLE], np.ones(3 * c.size, "g")),
+    "records": lambda c: c.Bcast([np.ones(3, RECORD), RECORD_TYPE]),
+    "records to one rank": lambda c: c.Gatherv(
+        [np.ones(3, RECORD), RECORD_TYPE], [np.ones(3 * c.size, RECORD), [3] * c.size, RECORD_TYPE]
+    ),
+    "long doubles to one rank": lambda c: c.Gatherv(
+        np.ones(c.rank + 2, "g"), [np.zeros(99, "g"), range_of(c)] if c.rank == 1 else None, 1
+    ),
+    "long doubles from one rank": lambda c: c.Scatterv(
+        [np.zeros(99, "g"), range_of(c)] if c.rank == 1 else None, np.ones(c.rank + 2, "g"), 1
+    ),
+    "distance of blocks": lambda c: c.Allgatherv(np.ones(3), [np.zeros(9 * c.size), (3, 9)]),
     "nothing": lambda c: c.Allreduce(np.zeros(0), np.zeros(0)),
     "nothing of any type": lambda c: c.Bcast(np.zeros(0, "f8" if c.rank else "i4")),
     "nothing gathered": lambda c: c.Gatherv(np.zeros(0), [np.zeros(9), [0] * c.size] if c.rank == 1 else None, 1),
@@ -139,6 +152,8 @@ PLAIN: dict[str, Callable[[Intracomm], Any]] = {
         [np.ones(COUNT * c.size), [COUNT] * c.size] if c.rank == 0 else None, [np.ones(2 * COUNT), 1, COLUMN]
     ),
 }
+RECORD = np.dtype([("number", "i4"), ("weights", "f8", 2)])
+RECORD_TYPE = dtlib.from_numpy_dtype(RECORD).Commit()
 COLUMN = MPI.DOUBLE.Create_vector(COUNT, 1, 2).Commit()
 OP = mpicoll.op(lambda a, b: a + b)
 LEFT_ALONE: dict[str, tuple[Any, Any, dict[str, Any]]] = {
