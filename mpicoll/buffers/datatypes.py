@@ -60,7 +60,10 @@ def entry_of_array(dtype: np.dtype, argument: str, *, moved: bool) -> Entry:
 
 def entry_of(typemap: Typemap, *, moved: bool) -> Entry:
     """Describe one entry of a datatype; see :func:`entry_of_array`."""
-    return _entry(typemap.types, typemap.nbytes, moved)
+    made: Entry | None = typemap.entries.get(moved)
+    if made is None:
+        made = typemap.entries[moved] = _entry(typemap.types, typemap.nbytes, moved)
+    return made
 
 
 def _entry(found: frozenset[np.dtype], nbytes: int, moved: bool) -> Entry:

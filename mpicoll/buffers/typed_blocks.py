@@ -24,8 +24,8 @@ from mpicoll.buffers.datatypes import Entries
 from mpicoll.buffers.flat import check_flat
 from mpicoll.buffers.flat_buffer import Buffer, address_of
 from mpicoll.buffers.packed_entries import bounds_of
-from mpicoll.buffers.plain_specs import key_of, plain_blocks
-from mpicoll.buffers.strided import Strided
+from mpicoll.buffers.plain_specs import PlainBlocks, blocks_in, key_of
+from mpicoll.buffers.strided import Strided, joined
 from mpicoll.buffers.typemap import EMPTY, Typemap, typemap_of
 from mpicoll.buffers.vector_blocks import resolve_blocks
 from mpicoll.kernels import strided_copy as words
@@ -157,43 +157,61 @@ class Descriptions:
         TypeError, ValueError
             Naming argument and value.
         """
-        array, description = self._plain_elements(spec)
-        if description is not None and _fits(array, description, writable):
-            return TypedBlocks(array, address_of(array) if array.size else 0, description)
+        plain = self._plain_elements(spec, writable)
+        if plain is not None:
+            return plain
         blocks = resolve_blocks(spec, argument, self._size, writable=writable)
         buffer = blocks.buffer
-        description = self._of_elements(tuple(blocks.counts), tuple(blocks.displs), buffer.dtype.itemsize)
+        description = self._of_entries(blocks.counts, blocks.displs, _element(buffer.dtype), buffer.dtype.itemsize)
         return TypedBlocks(np.empty(0, buffer.dtype), buffer.address, description, buffer)
 
-    def _plain_elements(self, spec: Any) -> tuple[Any, Description | None]:
-        """Return array and description of blocks of a contiguous array; None for the description of others."""
+    def _plain_elements(self, spec: Any, writable: bool) -> TypedBlocks | None:
+        """Read blocks in an array that need no other memory; return None for others."""
         array, key = key_of(spec)
         try:
             found = None if key is None else self._elements.get(key)
         except TypeError:  # a list of lists has no hash
             key = found = None
-        if found is not None:
-            return array, found
-        plain = plain_blocks(spec, self._size)
-        if plain is None:
-            return array, None
-        found = self._of_elements(plain.counts, plain.displs, plain.array.dtype.itemsize)
-        if key is not None and len(self._elements) < _MAX_KNOWN:
-            self._elements[key] = found
-        return plain.array, found
+        if found is None:
+            blocks = blocks_in(spec, self._size)
+            if blocks is None:
+                return None
+            if blocks.of_entries:
+                return self._entries(blocks, writable)
+            array = blocks.array
+            found = self._of_entries(blocks.counts, blocks.displs, _element(array.dtype), array.itemsize)
+            if key is not None and len(self._elements) < _MAX_KNOWN:
+                self._elements[key] = found
+        if not _fits(array, found, writable):
+            return None
+        return TypedBlocks(array, address_of(array) if array.size else 0, found)
 
-    def _of_elements(self, counts: tuple[int, ...], displs: tuple[int, ...], itemsize: int) -> Description:
-        key = counts, displs, itemsize
+    def _entries(self, blocks: PlainBlocks, writable: bool) -> TypedBlocks | None:
+        """Describe blocks along the first axis of a view; None if they cannot be written to and have to."""
+        view = blocks.array
+        runs = joined(0, view.shape[-1] * view.itemsize, view.shape[1:-1], view.strides[1:-1])
+        if runs is None:
+            return None
+        found = self._of_entries(blocks.counts, blocks.displs, runs, view.strides[0])
+        if writable and (found.overlaps or not view.flags.writeable):
+            return None
+        return TypedBlocks(view, view.ctypes.data, found)
+
+    def _of_entries(self, counts: Sequence[int], displs: Sequence[int], runs: Strided, extent: int) -> Description:
+        """Describe blocks whose displacements are in entries of equal runs."""
+        counts, displs = tuple(counts), tuple(displs)
+        key = counts, displs, runs, extent
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            element = Typemap(Strided(0, itemsize, (), ()), frozenset(), itemsize)
-            nbytes = tuple(itemsize * count for count in counts)
-            layouts = _layouts(counts, [itemsize * displ for displ in displs], [element] * self._size)
+            typemaps = (Typemap(runs, frozenset(), extent),) * self._size
+            nbytes = tuple(runs.packed_nbytes * count for count in counts)
+            begins = tuple(extent * displ for displ in displs)
             ends = sorted((displ, displ + count) for displ, count in zip(displs, counts, strict=True) if count)
             overlaps = any(first[1] > second[0] for first, second in pairwise(ends))
-            found = self._known[key] = Description(counts, displs, (), nbytes, layouts, overlaps)
+            layouts = _layouts(counts, begins, typemaps)
+            found = self._known[key] = Description(counts, begins, typemaps, nbytes, layouts, overlaps)
         return found
 
     def _description(self, counts: Any, displs: Any, datatypes: Any, argument: str) -> Description:
@@ -220,6 +238,10 @@ class Descriptions:
             layouts = _layouts(counts, displs, typemaps)
             found = self._known[key] = Description(counts, displs, typemaps, nbytes, layouts)
         return found
+
+
+def _element(dtype: np.dtype) -> Strided:
+    return Strided(0, dtype.itemsize, (), ())
 
 
 def _fits(array: np.ndarray, description: Description, writable: bool) -> bool:

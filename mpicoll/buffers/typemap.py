@@ -42,14 +42,17 @@ class Typemap:
         Bytes of an entry, without gaps.
     reach
         Offsets of the first byte and of the first byte after the last.
+    entries
+        What :func:`~mpicoll.buffers.datatypes.entry_of` has found.
     pieces
         The entry as at most 8 pieces of equal runs at regular distances; None if that is impossible.
     """
 
-    __slots__ = ("_runs", "extent", "nbytes", "pieces", "reach", "types")
+    __slots__ = ("_runs", "entries", "extent", "nbytes", "pieces", "reach", "types")
 
     def __init__(self, runs: Strided | tuple[Longs, Longs], types: frozenset[np.dtype], extent: int) -> None:
         self.extent, self.types = extent, types
+        self.entries: dict[bool, Any] = {}
         self._runs = None if isinstance(runs, Strided) else runs
         whole = runs if isinstance(runs, Strided) else strided(*runs)
         self.pieces = [whole] if whole is not None else None if self._runs is None else _few(*self._runs)

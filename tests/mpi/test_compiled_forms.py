@@ -70,6 +70,7 @@ def _warm_up(comm: Intracomm) -> None:
     comm.Alltoall(everything, everything.copy())
     comm.Reduce_scatter_block(everything, own)
     comm.Allgatherv(own, everything)
+    comm.Alltoallv([everything, [COUNT] * comm.size], [everything.copy(), [COUNT] * comm.size])
     comm.Reduce_scatter(everything, own, [COUNT] * comm.size)
 
 
@@ -132,6 +133,10 @@ def test_blocks_of_columns(comm: Intracomm, compiled: Callable[[], None]) -> Non
         np.testing.assert_array_equal(matrix, wanted)
         comm.Scatter([np.ascontiguousarray(wanted), 1, column] if at_root else None, found, root)
         np.testing.assert_array_equal(found, own)
+        matrix[...] = GAP
+        columns, vectors = [matrix, ones, places, column], [matrix.T.copy(), [COUNT] * size]
+        comm.Alltoallv([np.tile(own, size), [COUNT] * size], columns if (rank + root) % 2 else vectors)
+        np.testing.assert_array_equal(matrix if (rank + root) % 2 else vectors[0].T, wanted)
     made.Free()
     column.Free()
 
