@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpicoll.collectives.call_context import CallContext
@@ -17,22 +18,25 @@ from mpicoll.shared_memory.shared_operation import SharedOperation
 class DispatchedRequest(JobRequest):
     """The request of a nonblocking call that one compiled function has started."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_kept", "_unpack")
     _tries = 20  # short ones: see `SharedMemoryDomain.nonblocking_job`
 
     def __init__(self, timeout: float, address: int) -> None:  # not super's: many calls take a microsecond
         self.active, self._timeout, self._address = True, timeout, address
         self._flight = self._error = self._kept = None
+        self._unpack: Callable[[], None] | None = None
 
-    def go_on_later(self, flight: SharedOperation, kept: Any) -> None:
-        """Let the operation progress in calls of the program, or beside it; objects in `kept` live until its end."""
-        self._flight, self._kept = flight, kept
+    def go_on_later(self, flight: SharedOperation, kept: Any, unpack: Callable[[], None] | None) -> None:
+        """Let the operation progress in calls of the program, or beside it; see :func:`start_quickly`."""
+        self._flight, self._kept, self._unpack = flight, kept, unpack
         progress_engine.add(self)
         if driver() is not None:
             self._let_drive()
 
     def _complete(self) -> None:
-        self._kept = self._flight = None
+        if self._unpack is not None:
+            self._unpack()
+        self._kept = self._unpack = self._flight = None
 
 
 def start_quickly(
@@ -45,6 +49,7 @@ def start_quickly(
     root: Any = 0,
     *,
     kept: Any = None,
+    unpack: Callable[[], None] | None = None,
     kernel: Any = dispatch.call_in,
 ) -> DispatchedRequest | None:
     """Start a plain nonblocking call; None, having done nothing, if it is not plain.
@@ -53,6 +58,8 @@ def start_quickly(
     ----------
     kept
         An object that lives until the end of the call.
+    unpack
+        What copies the result to its places, called at the end of the call.
     kernel
         What starts it, with the arguments of :func:`mpicoll.kernels.dispatch.call_in`.
     """
@@ -68,7 +75,9 @@ def start_quickly(
         request = DispatchedRequest(scope.timeout, turn.address)
         if status != DONE:
             flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
-            request.go_on_later(flight, (sendbuf, recvbuf, kept))
+            request.go_on_later(flight, (sendbuf, recvbuf, kept), unpack)
+        elif unpack is not None:
+            unpack()
         node.end_turn(turn, request)
     except BaseException as error:  # of a signal handler
         if request is not None:

@@ -157,10 +157,7 @@ class VectorCalls:
             )
         if quick is not None:
             return quick
-        plain = self._plain_allgatherv(sendbuf, recvbuf)
-        if plain is not None and plain.whole is not None and plain.whole.apart is not None:
-            return None
-        return self._start(table, ALLGATHER, plain, None)
+        return self._start(table, ALLGATHER, self._plain_allgatherv(sendbuf, recvbuf), None)
 
     def start_reduce_scatter(
         self, table: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp
@@ -177,7 +174,10 @@ class VectorCalls:
         if plain is None:
             return None
         parts = self._parts_of(plain.counts, 0)
-        return start_quickly(self._scope, table, number + UNEVEN, plain.send, plain.recv, op, parts.address, kept=parts)
+        unpack = plain.whole.unpack if plain.whole is not None and plain.whole.apart is not None else None
+        return start_quickly(
+            self._scope, table, number + UNEVEN, plain.send, plain.recv, op, parts.address, kept=parts, unpack=unpack
+        )
 
     def _plain_allgatherv(self, sendbuf: Any, recvbuf: Any) -> _Plain | None:
         send, whole = sent_array(sendbuf), self._wholes.find(recvbuf, written=True)

@@ -53,8 +53,11 @@ class NonblockingCollectives(BlockingCollectives):
             quick = start_quickly(scope, table, collective, sendbuf, recvbuf, op, root)
             if quick is None:
                 plain = plain_arguments(_NAMES[collective], sendbuf, recvbuf, self._size, scope.channel.rank == root)
-                if plain is not None and plain.place is None:
-                    quick = start_quickly(scope, table, collective, plain.sendbuf, plain.recvbuf, op, root)
+                if plain is not None:
+                    unpack = None if plain.place is None else plain.unpack
+                    quick = start_quickly(
+                        scope, table, collective, plain.sendbuf, plain.recvbuf, op, root, unpack=unpack
+                    )
             if quick is not None:
                 return quick
         return start(self._scope, _NAMES[collective], sendbuf, recvbuf, op, root, algorithm)

@@ -142,7 +142,8 @@ def subcomm(request: pytest.FixtureRequest, verdicts: MPI.Intracomm) -> Iterator
     plain.Free()
 
 
-def _refuse(*arguments: Any) -> NoReturn:
+def refuse(*arguments: Any) -> NoReturn:
+    """Stand for the general path where it must not be taken."""
     raise AssertionError("the general path is taken")
 
 
@@ -153,7 +154,7 @@ def compiled(comm: mpicoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Callab
         pytest.skip("needs shared memory and compiled dispatch")
 
     def begin() -> None:
-        monkeypatch.setattr(execute, "run", _refuse)
-        monkeypatch.setattr(vector_calls, "run", _refuse)
+        monkeypatch.setattr(execute, "run", refuse)
+        monkeypatch.setattr(vector_calls, "run", refuse)
 
     return begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.interface import nonblocking
+from tests.mpi.conftest import refuse
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -186,3 +189,35 @@ def test_calls_without_elements(comm: Intracomm, compiled: Callable[[], None], k
     total = np.full(3, 1.0)
     comm.Allreduce(MPI.IN_PLACE, total)
     np.testing.assert_array_equal(total, size)
+
+
+def test_nonblocking_calls_unpack_at_their_end(
+    comm: Intracomm, column: MPI.Datatype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several at a time, with ranks that come later."""
+    if comm._nonblocking_table == 0:
+        pytest.skip("needs shared memory and compiled dispatch")
+    _warm_up(comm)
+    monkeypatch.setattr(nonblocking, "start", refuse)
+    size, rank, values = comm.size, comm.rank, np.arange(float(COUNT))
+    for turn in range(4 * size):
+        root = turn % size
+        own, told = Matrix(column, True, values + rank), Matrix(column, bool((rank + turn) % 2), values + rank)
+        total, every = Matrix(column, True), np.full((COUNT, size), GAP)
+        ones, places = [1] * size, list(range(size))
+        columns = MPI.DOUBLE.Create_vector(COUNT, 1, size)
+        next_column = columns.Create_resized(0, MPI.DOUBLE.extent).Commit()
+        if rank == root:
+            time.sleep(0.001)
+        requests = [
+            comm.Ibcast(told.spec, root),
+            comm.Iallreduce(own.spec, total.spec),
+            comm.Iallgatherv(values + rank, [every, ones, places, next_column]),
+        ]
+        for request in requests[:: 1 if turn % 2 else -1]:
+            request.Wait()
+        told.check(values + root)
+        total.check(size * values + sum(range(size)))
+        np.testing.assert_array_equal(every, values[:, None] + np.arange(size))
+        columns.Free()
+        next_column.Free()
