@@ -71,7 +71,9 @@ def array_of(spec: Any, blocks: int = 1, *, sent: bool = False, moved: bool = Tr
             return NotImplemented
         count *= blocks
     if datatype is not None and not fits(array.dtype, datatype):
-        return _entries(array, datatype, count, displ, moved, sent)
+        found = _entries(array, datatype, count, displ, moved, sent)
+        is_whole = count is not None or blocks == 1 or found is NotImplemented or len(_view(found)) % blocks == 0
+        return found if is_whole else NotImplemented
     if count is None:
         return array
     stop = displ + count
@@ -133,8 +135,8 @@ def _memory(data: Any, sent: bool) -> Any:
     if kind in _BUFFERS:
         view = memoryview(data)
         return data if view.readonly and not sent else np.asarray(view)
-    if any(hasattr(data, name) for name in _TENSOR_METHODS):
-        with contextlib.suppress(Exception):  # the general path raises it
+    with contextlib.suppress(Exception):  # the general path raises it
+        if any(hasattr(data, name) for name in _TENSOR_METHODS):
             return memory_of(data, "", not sent)
     return data
 
@@ -245,9 +247,13 @@ def _view_of_entries(
         return as_moved(array).reshape(array.size, -1) if array.size else None
     ends = [displ + count for count, displ in zip(counts, displs, strict=True) if count]
     found = _entries(array, datatype, max(ends, default=0), 0, moved=True, sent=True)
-    if isinstance(found, Apart):
-        return found.view
-    return None if found is NotImplemented else found
+    return None if found is NotImplemented else _view(found)
+
+
+def _view(entries: Any) -> np.ndarray:
+    """Return entries as a view, whether they have gaps or not."""
+    view: np.ndarray = entries.view if isinstance(entries, Apart) else entries
+    return view
 
 
 def _given_blocks(where: list[Any], size: int) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from mpicoll.buffers.buffer_specs import Foreign
 from mpicoll.buffers.datatypes import entry_of
-from mpicoll.buffers.typemap import typemap_of
+from mpicoll.buffers.typemap import Typemap, typemap_of
 
 
 def entries_in(
@@ -47,7 +47,7 @@ def entries_in(
         if extent <= 0 or array.nbytes % extent:
             return None
         count = array.nbytes // extent - displ
-    if count < 0 or displ < 0:
+    if count < 0 or displ < 0 or not _lie_inside(typemap, count, displ, array.nbytes):
         return None
     try:
         entry = entry_of(typemap, moved=moved)
@@ -55,7 +55,15 @@ def entries_in(
         return None
     itemsize = entry.dtype.itemsize
     shape: Any = (count, *runs.shape, runs.nbytes // itemsize)
-    try:  # NumPy compares the view with the memory
-        return np.ndarray(shape, entry.dtype, array, displ * extent + runs.offset, (extent, *runs.strides, itemsize))
-    except (TypeError, ValueError):
-        return None
+    if not count:
+        return np.empty(shape, entry.dtype)
+    return np.ndarray(shape, entry.dtype, array, displ * extent + runs.offset, (extent, *runs.strides, itemsize))
+
+
+def _lie_inside(typemap: Typemap, count: int, displ: int, nbytes: int) -> bool:
+    """Return whether entries are within so many bytes; NumPy itself takes an empty array for memory without an end."""
+    if not count:
+        return True
+    low, high = typemap.reach
+    first, last = displ * typemap.extent, (displ + count - 1) * typemap.extent
+    return min(first, last) + low >= 0 and max(first, last) + high <= nbytes

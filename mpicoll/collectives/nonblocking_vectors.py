@@ -151,6 +151,12 @@ class NonblockingVectorCalls:
 
     def _plain(self, made: CallArguments) -> NativeOperation | None:
         """Return the operation if the arguments are plain, contiguous arrays whose blocks fit; else None."""
+        try:
+            return self._plain_operation(made)
+        except Exception:  # the general path raises it, and tells the other ranks
+            return None
+
+    def _plain_operation(self, made: CallArguments) -> NativeOperation | None:
         if made.collective == "alltoallv":
             return self._plain_alltoallv(made.sendbuf, made.recvbuf)
         if type(made.root) is not int or not 0 <= made.root < self._size:

@@ -60,17 +60,20 @@ def plain_arguments(
                 recv = array_of(recvbuf, size if collective in _RECV_BLOCKS else 1, moved=moved)
             if send is NotImplemented or recv is NotImplemented:
                 return None
-        send, recv = _packed(send, moved), _in_order(recv, moved)
-        if isinstance(recv, Apart):
-            return PlainArguments(send, recv.packed(), recv.view)
+        found = PlainArguments(_packed(send, moved), *_landing(recv, moved))
     except Exception:  # no memory, no such datatype: the general path raises it, and tells the other ranks
         return None
-    return None if send is sendbuf and recv is recvbuf else PlainArguments(send, recv)
+    return None if found.sendbuf is sendbuf and found.recvbuf is recvbuf else found
 
 
 def _packed(array: Any, moved: bool) -> Any:
     """Return an argument that is only read as a contiguous array; anything but an array or entries as it is."""
     return array.packed() if type(array) is Apart else _in_order(array, moved)
+
+
+def _landing(array: Any, moved: bool) -> tuple[Any, np.ndarray | None]:
+    """Return an argument that is written as a contiguous array, and its places if they are elsewhere."""
+    return (array.packed(), array.view) if isinstance(array, Apart) else (_in_order(array, moved), None)
 
 
 def sent_array(spec: Any, *, moved: bool = True) -> Any:
@@ -82,6 +85,17 @@ def sent_array(spec: Any, *, moved: bool = True) -> Any:
         return _packed(array_of(spec, sent=True, moved=moved), moved)
     except Exception:  # see above
         return NotImplemented
+
+
+def received_array(spec: Any, *, moved: bool = True) -> tuple[Any, np.ndarray | None]:
+    """Return an argument that is written as a contiguous array, and its places if they are elsewhere.
+
+    See :func:`sent_array`.
+    """
+    try:
+        return _landing(array_of(spec, moved=moved), moved)
+    except Exception:  # see above
+        return NotImplemented, None
 
 
 def _in_order(array: Any, moved: bool) -> Any:

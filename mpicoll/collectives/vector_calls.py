@@ -9,7 +9,6 @@ calls.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -17,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.plain_specs import Apart, are_counts, array_of, as_moved, listed
+from mpicoll.buffers.plain_specs import are_counts, key_of, listed
 from mpicoll.collectives import counts_from_root
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
 from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import complete, run
-from mpicoll.collectives.plain_arguments import sent_array
+from mpicoll.collectives.plain_arguments import received_array, sent_array
 from mpicoll.collectives.requests import Request
 from mpicoll.collectives.whole_vectors import Whole, WholeVectors
 from mpicoll.kernels.attached_parts import scatter_words
@@ -74,6 +73,12 @@ class _Ends(NamedTuple):
         """All parts, one after the other; None on ranks other than the root."""
         return None if self.whole is None else self.whole.vector
 
+    def arguments(self, made: CallArguments) -> CallArguments:
+        """Return the call with these arrays."""
+        whole = None if self.whole is None else [self.whole.vector, list(self.whole.lengths.counts)]
+        send, recv = (self.part, whole) if made.collective == "gatherv" else (whole, self.part)
+        return made._replace(sendbuf=send, recvbuf=recv)
+
     def unpack(self, collective: int) -> None:
         """Copy the result to its places."""
         if collective == GATHER and self.whole is not None:
@@ -119,9 +124,13 @@ class VectorCalls:
         if status == OTHER:
             plain = self._plain_allgatherv(sendbuf, recvbuf)
             status = self._call(ALLGATHER, plain)
+        if status == OTHER:
+            plain = None  # the general path takes what was given
+        elif plain is not None:
+            sendbuf, recvbuf = plain.send, [plain.recv, list(plain.counts)]
         if status != DONE:
             self._complete(status, CallArguments("allgatherv", sendbuf, recvbuf))
-        if status != OTHER and plain is not None and plain.whole is not None:
+        if plain is not None and plain.whole is not None:
             plain.whole.unpack()
 
     def reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: AnyOp) -> None:
@@ -188,8 +197,13 @@ class VectorCalls:
         return _Plain(send, whole.vector, whole.lengths.counts, whole)
 
     def _plain_reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any) -> _Plain | None:
-        send, recv, recvcounts = sent_array(sendbuf, moved=False), array_of(recvbuf, moved=False), listed(recvcounts)
-        if type(send) is not np.ndarray or type(recv) is not np.ndarray or not are_counts(recvcounts, self._size):
+        if type(recvbuf) in (list, tuple) and key_of(recvbuf)[1] is None:
+            return None  # it may have entries of another datatype, of which counts are then
+        send, (recv, place) = sent_array(sendbuf, moved=False), received_array(recvbuf, moved=False)
+        recvcounts = listed(recvcounts)
+        if type(send) is not np.ndarray or type(recv) is not np.ndarray or place is not None:
+            return None
+        if not are_counts(recvcounts, self._size) or sum(recvcounts) != send.size:
             return None
         return _Plain(send, recv, tuple(recvcounts))
 
@@ -203,8 +217,7 @@ class VectorCalls:
         """
         told, ends = self._told, None
         if status < TOLD:
-            with contextlib.suppress(MemoryError):  # the general path raises it, and tells the other ranks
-                ends = self._plain_ends(number, made.root, part, parts)
+            ends = self._plain_ends(number, made.root, part, parts)
             if ends is not None and status == OTHER:  # nothing has happened
                 told = ends.told
                 status = call_read.run(self.table, number, ends.part, ends.vector, made.root, told)
@@ -214,17 +227,15 @@ class VectorCalls:
             if status < TOLD:
                 complete(self._scope, status, CallArguments("bcast", None, told, root=made.root))
                 status = end_told.run(self.table, number, ends.part, ends.vector, made.root, told)
+        if ends is not None:  # in whatever way the call is made, the result is where it is copied from
+            made = ends.arguments(made)
         self._complete(status - TOLD, made, told)
-        if ends is not None and status - TOLD != OTHER:
+        if ends is not None:
             ends.unpack(number)
 
     def _plain_ends(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> _Ends | None:
         """Return the arrays of a Gatherv or Scatterv; None if they are not plain."""
-        part, place = sent_array(part_spec) if number == GATHER else array_of(part_spec), None
-        part = as_moved(part)
-        if isinstance(part, Apart):
-            place = part.view
-            part = part.packed()
+        part, place = (sent_array(part_spec), None) if number == GATHER else received_array(part_spec)
         if type(part) is not np.ndarray:
             return None
         if self._scope.channel.rank != root:

@@ -82,6 +82,12 @@ class WholeVectors:
 
     def find(self, spec: Any, *, written: bool) -> Whole | None:
         """Return the blocks of an array; None for others, and for what cannot be `written` if that is asked for."""
+        try:
+            return self._find(spec, written)
+        except Exception:  # no memory, no such counts: the general path raises it, and tells the other ranks
+            return None
+
+    def _find(self, spec: Any, written: bool) -> Whole | None:
         array, key = key_of(spec)
         if key is not None and array.dtype not in KNOWN:
             key = None
@@ -112,10 +118,7 @@ def _apart(array: np.ndarray, lengths: Lengths, written: bool) -> Whole | None:
     if written and (lengths.overlap or not array.flags.writeable):
         return None
     entries = sum(place.stop - place.start for place in lengths.places)
-    try:
-        return Whole(np.empty((entries, *array.shape[1:]), array.dtype), lengths, array)
-    except MemoryError:  # the general path raises it, and tells the other ranks
-        return None
+    return Whole(np.empty((entries, *array.shape[1:]), array.dtype), lengths, array)
 
 
 def _described(spec: Any, size: int) -> tuple[np.ndarray, Lengths] | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.errors import RemoteError
 from mpicoll.interface import nonblocking
 from tests.mpi.conftest import refuse
 
@@ -221,3 +222,76 @@ def test_nonblocking_calls_unpack_at_their_end(
         np.testing.assert_array_equal(every, values[:, None] + np.arange(size))
         columns.Free()
         next_column.Free()
+
+
+@pytest.mark.parametrize("data", [np.zeros(0), None, np.zeros(3)])
+def test_memory_that_is_too_short_for_the_counts_is_refused(comm: Intracomm, data: Any) -> None:
+    _warm_up(comm)
+    for call in (
+        lambda: comm.Bcast([data, 4, MPI.INT64_T]),
+        lambda: comm.Allgather([data, 4, MPI.INT64_T], np.zeros(4 * comm.size, np.int64)),
+        lambda: comm.Allgatherv(np.zeros(4, np.int64), [data, [4] * comm.size, None, MPI.INT64_T]),
+        lambda: comm.Allreduce([np.zeros(32, np.uint8), MPI.INT64_T], [data, 4, MPI.INT64_T]),
+    ):
+        with pytest.raises(ValueError, match=r"do not fit|has 0|end at"):
+            call()
+
+
+def test_arrays_in_other_orders_are_received_into(comm: Intracomm) -> None:
+    """Of a type that no kernel knows, which goes as bytes."""
+    _warm_up(comm)
+    size, wanted = comm.size, np.arange(1, 5).astype("g")
+    everything = [np.tile(wanted, size), [4] * size] if comm.rank == 0 else None
+    columns, strided = np.zeros((2, 2), "g", order="F"), np.zeros(8, "g")[::2]
+    comm.Scatterv(everything, columns)
+    comm.Scatterv(everything, strided)
+    np.testing.assert_array_equal(columns.ravel("K"), wanted)
+    np.testing.assert_array_equal(strided, wanted)
+
+
+class Evil:
+    """An object whose attributes cannot be asked for."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError(name)
+
+
+WRONG: dict[str, Callable[[], Any]] = {
+    "objects": lambda: np.zeros(4, object),
+    "many": lambda: [np.zeros(8), (4, 1 << 62), MPI.INT],
+    "evil": Evil,
+}
+
+
+@pytest.mark.parametrize("collective", ["scatterv", "allgatherv"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_on_one_rank_is_told_to_the_others(comm: Intracomm, collective: str, name: str) -> None:
+    _warm_up(comm)
+    counts, last = [4] * comm.size, comm.rank == comm.size - 1
+    wrong = WRONG[name]() if last else None
+
+    def call() -> None:
+        if collective == "scatterv":
+            comm.Scatterv([np.zeros(sum(counts)), counts] if comm.rank == 0 else None, wrong if last else np.zeros(4))
+        else:
+            comm.Allgatherv(wrong if last else np.zeros(4), [np.zeros(sum(counts)), counts])
+        comm.Barrier()  # the root need not hear of it before
+
+    with pytest.raises((TypeError, ValueError, RuntimeError) if last else RemoteError):
+        call()
+
+
+def test_counts_are_of_entries(comm: Intracomm) -> None:
+    """A datatype of three elements: entries that cannot be divided, and counts of Reduce_scatter."""
+    _warm_up(comm)
+    size, three = comm.size, MPI.DOUBLE.Create_contiguous(3).Commit()
+    entries = 2 if size == 3 else 3 * size + 1
+    if 3 * entries % size == 0:
+        with pytest.raises(ValueError, match="divided"):
+            comm.Allgather(np.zeros(3 * entries // size), [np.zeros(3 * entries), three])
+    with pytest.raises(ValueError, match="count is"):
+        comm.Reduce_scatter(np.zeros(3 * size), [np.zeros(3), 1, three], [3] * size)
+    result = np.zeros(3)
+    comm.Reduce_scatter(np.ones(3 * size), [result, 1, three], [1] * size)
+    np.testing.assert_array_equal(result, size)
+    three.Free()
