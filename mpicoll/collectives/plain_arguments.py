@@ -60,10 +60,11 @@ def plain_arguments(
                 recv = array_of(recvbuf, size if collective in _RECV_BLOCKS else 1, moved=moved)
             if send is NotImplemented or recv is NotImplemented:
                 return None
-        found = PlainArguments(_packed(send, moved), *_landing(recv, moved))
+        send = _packed(send, moved)
+        recv, place = _landing(recv, moved)
     except Exception:  # no memory, no such datatype: the general path raises it, and tells the other ranks
         return None
-    return None if found.sendbuf is sendbuf and found.recvbuf is recvbuf else found
+    return None if send is sendbuf and recv is recvbuf else PlainArguments(send, recv, place)
 
 
 def _packed(array: Any, moved: bool) -> Any:
