@@ -31,10 +31,8 @@ def test_other_specifications_have_other_keys(one: object, other: object) -> Non
 
 @pytest.mark.parametrize("counts", [[1.0, 2], [True, 2], [[1], [2]], np.array([1.0, 2.0])])
 def test_counts_that_are_no_whole_numbers_are_not_those_before(counts: object) -> None:
-    key = key_of([X, counts])[1]
     if not isinstance(counts, np.ndarray):
-        with pytest.raises(TypeError):
-            hash(key)
+        assert key_of([X, counts])[1] is None
     assert plain_blocks([X, counts], 2) is None
 
 

@@ -303,15 +303,16 @@ def key_of(spec: Any) -> tuple[Any, Any]:
         where.append(None)
     if len(where) != 2:
         return array, None
-    return array, (array.dtype, _frozen(where[0]), _frozen(where[1]))
+    counts, displs = _frozen(where[0]), _frozen(where[1])
+    return array, None if counts is NotImplemented or displs is NotImplemented else (array.dtype, counts, displs)
 
 
 def _frozen(counts: Any) -> Any:
-    """Return counts or displacements as part of a key; a list for those that cannot be."""
+    """Return counts or displacements as part of a key; NotImplemented for those that cannot be."""
     if counts is None or type(counts) is int:
         return counts
     if type(counts) is np.ndarray:
         return counts.dtype.str, counts.shape, counts.tobytes()
     if type(counts) in (list, tuple) and all(type(count) is int for count in counts):
         return tuple(counts)
-    return []
+    return NotImplemented

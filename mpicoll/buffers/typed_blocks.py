@@ -168,10 +168,7 @@ class Descriptions:
     def _plain_elements(self, spec: Any, writable: bool) -> TypedBlocks | None:
         """Read blocks in an array that need no other memory; return None for others."""
         array, key = key_of(spec)
-        try:
-            found = None if key is None else self._elements.get(key)
-        except TypeError:  # a list of lists has no hash
-            key = found = None
+        found = None if key is None else self._elements.get(key)
         if found is None:
             blocks = blocks_in(spec, self._size)
             if blocks is None:

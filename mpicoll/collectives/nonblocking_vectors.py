@@ -216,12 +216,10 @@ class NonblockingVectorCalls:
             return array, None
         try:
             extent = self._known[key, written]
-        except (KeyError, TypeError):  # a list of lists has no hash
-            extent = _extent_of(spec, self._size, written)
+        except KeyError:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            if not any(type(each) is list for each in key):
-                self._known[key, written] = extent
+            extent = self._known[key, written] = _extent_of(spec, self._size, written)
         if extent is None or extent.stop > array.size or not _is_plain(array, written=written):
             return array, None
         return array, extent

@@ -91,10 +91,7 @@ class WholeVectors:
         array, key = key_of(spec)
         if key is not None and array.dtype not in KNOWN:
             key = None
-        try:
-            lengths = None if key is None else self._lengths.get(key)
-        except TypeError:  # a list of lists has no hash
-            key = lengths = None
+        lengths = None if key is None else self._lengths.get(key)
         if lengths is None:
             found = _described(spec, self._size)
             if found is None:
