@@ -1,6 +1,7 @@
 """Time contenders in turns drawn by lot, back to back or one call at a time.
 
-*Back to back*, a sample is a batch of calls between two barriers, long enough for the clock. *Single*, a sample is one
+*Back to back*, a sample is a batch of calls between two barriers, at least eight of them where they are not very long.
+*Single*, a sample is one
 call by itself, as in a program that computes in between: all ranks begin it at the same moment of the clock that they
 share. They agree on that moment by point-to-point messages, since a collective of the MPI library, or one of ours,
 would leave its own code and memory in the caches; and it lies some way ahead, so that no message of the agreement is
@@ -28,6 +29,8 @@ from bench.result_files import BACK_TO_BACK
 from mpicoll.measure import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_SECONDS, WARMUP_CALLS, turns
 from mpicoll.progress.waiting import cores_on_node
 
+LEAST_CALLS, _LONG_SECONDS = 8, 0.05
+"""Calls back to back in a sample, unless a call takes so long: fewer would show how the ranks leave the barrier."""
 DELAY_SECONDS = 50e-6
 """From the agreement to the start at least: what is left of messages has arrived by then."""
 MAX_SINGLE = 500
@@ -184,12 +187,16 @@ def _batches(
     sample_seconds: float,
 ) -> dict[str, TurnTimes]:
     # A busy moment would leave too few calls in a sample, so that the less of two estimates counts.
-    calls = {name: max(1, int(sample_seconds / call)) for name, (call, _) in costs.items()}
-    wanted = seconds / sum(calls[name] * whole for name, (_, whole) in costs.items())
+    calls = {
+        name: max(LEAST_CALLS if call < _LONG_SECONDS else 1, int(sample_seconds / call))
+        for name, (call, _) in costs.items()
+    }
+    wanted = seconds / sum((calls[name] + 1) * whole for name, (_, whole) in costs.items())
     count = int(_agreed(comm, min(MAX_SAMPLES, max(MIN_SAMPLES, wanted))))
     samples = {name: np.empty(count) for name in contenders}
     for number, names in enumerate(turns(contenders, count)):
         for name in names:
+            _batch(comm, contenders[name], 1)  # does not count: another contender has been in the caches
             samples[name][number] = _batch(comm, contenders[name], calls[name])[0]
     return {name: TurnTimes(_slowest(comm, values), calls[name]) for name, values in samples.items()}
 

@@ -51,8 +51,28 @@ def test_what_comes_before_each_call_is_not_timed(pace: str, clock: Clock) -> No
     np.testing.assert_allclose(found.samples, CALL, rtol=0.01)
     assert log[::2] == ["before"] * (len(log) // 2)
     assert log[1::2] == ["call"] * (len(log) // 2)
-    assert found.calls == 1
+    assert found.calls == (timing.LEAST_CALLS if pace == BACK_TO_BACK else 1)
     assert found.samples.size >= 7
+
+
+def test_the_first_call_after_another_contender_is_in_no_sample(clock: Clock) -> None:
+    last: list[str] = [""]
+
+    def slow_after_another(name: str) -> Callable[[], None]:
+        def call() -> None:
+            clock.now += CALL if last[0] == name else 10 * CALL
+            last[0] = name
+
+        return call
+
+    contenders = {name: Contender(slow_after_another(name)) for name in ("a", "b")}
+    for one in timing.compare(MPI.COMM_SELF, contenders, 0.2, BACK_TO_BACK).values():
+        np.testing.assert_allclose(one.samples, CALL, rtol=0.01)
+
+
+def test_very_long_calls_are_timed_one_by_one(clock: Clock) -> None:
+    one = Contender(clock.passing(0.2, [], "call"))
+    assert timing.compare(MPI.COMM_SELF, {"one": one}, 0.2, BACK_TO_BACK)["one"].calls == 1
 
 
 def test_without_anything_before_a_batch_is_timed_as_a_whole(clock: Clock) -> None:
