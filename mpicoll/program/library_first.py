@@ -16,18 +16,16 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import comm as ours
-from mpicoll.buffers.reduction_ops import UserOperation
 from mpicoll.collectives import select
 from mpicoll.communicator.channel_cache import known_channel, live_channels
 from mpicoll.communicator.predefined import WORLD
 from mpicoll.communicator.timed_agreement import largest_of_all
 from mpicoll.interface.derived_communicators import Settings
-from mpicoll.program.call_arguments import NAMES, OBJECTS
+from mpicoll.program.call_arguments import NAMES
+from mpicoll.program.library_requests import is_started, only_ours
 from mpicoll.program.refused_calls import is_refused
 from mpicoll.progress.waiting import POLLS_BEFORE_YIELD
 
-_KEYWORDS = frozenset({"algorithm", "compression"})
-"""Arguments that mpi4py does not know."""
 MOST_CHANNELS = 256
 """Number of a rank's communicators from which on new ones stay with the MPI library.
 
@@ -115,15 +113,14 @@ class LibraryFirst:
 
 def _counted(name: str, library: Callable[..., Any]) -> Callable[..., Any]:
     """Return a collective that counts its calls, and leaves them to the library at first."""
-    is_blocking = name in OBJECTS or NAMES[name] == name
+    is_blocking = not is_started(name)
     is_persistent = name.endswith("_init")
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         if self._is_ours:
             return getattr(self._ours, name)(self, *arguments, **named)
-        has_ours = not _KEYWORDS.isdisjoint(named) or any(map(_is_ours, (*arguments, *named.values())))
-        only_ours = is_persistent or has_ours
-        if not only_ours and (self._left > 0 or not is_blocking):  # others do not wait for any rank
+        has_ours = only_ours(arguments, named)
+        if not (is_persistent or has_ours) and (self._left > 0 or not is_blocking):  # others do not wait for any rank
             self._left -= 1
             try:
                 return library(self, *arguments, **named)
@@ -137,10 +134,6 @@ def _counted(name: str, library: Callable[..., Any]) -> Callable[..., Any]:
 
     call.__name__, call.__doc__ = name, library.__doc__
     return call
-
-
-def _is_ours(argument: Any) -> bool:
-    return isinstance(argument, UserOperation)
 
 
 def _class_of(kind: type) -> type:

@@ -16,6 +16,7 @@ from mpicoll.program.call_recorder import STREAM, CallRecorder, Stream, clock
 _CALL = "_profile_call"
 """Attribute of a request: stream, place and kind of the call that made it."""
 _Noted = tuple[Stream, int, int]
+_LIBRARY = "MPI library"
 WAITS = ("Wait", "wait", "Test", "test", "Get_status", "get_status")
 
 
@@ -145,14 +146,15 @@ def wrap_classes(recorder: CallRecorder) -> None:
 
     del on_shared_memory  # imported for its classes of requests
     recorder.transport, recorder.dumps = _transport, pickling.dumps
+    observed = _observed(recorder)
     kinds = (comm.Intracomm, comm.Cartcomm, comm.Graphcomm, comm.Distgraphcomm)
     for cls in dict.fromkeys(base for kind in kinds for base in kind.__mro__):
         if cls.__module__.startswith("mpicoll."):
             for name in NAMES.keys() & vars(cls).keys():
-                setattr(cls, name, noting(vars(cls)[name], name, recorder, lambda request: request))
+                setattr(cls, name, noting(vars(cls)[name], name, recorder, observed))
     for cls in library_first.classes.values():
         for name in NAMES.keys() & vars(cls).keys():
-            setattr(cls, name, noting(vars(cls)[name], name, recorder, _observed(recorder)))
+            setattr(cls, name, noting(vars(cls)[name], name, recorder, observed))
     made = comm.Intracomm.__init__
 
     @functools.wraps(made)
@@ -213,13 +215,17 @@ def _with_subclasses(cls: type) -> Iterator[type]:
 
 def _transport(comm: Any, signature: Signature) -> str:
     """Return the algorithm that "auto" selects for a call; "objects" for a collective of objects."""
+    from mpicoll.program import library_requests
+
     if signature.method in OBJECTS and signature.method != "barrier":
         return "objects"
     name = "alltoallv" if signature.method == "Alltoallw" else signature.collective.lower()  # blocks of bytes
+    if library_requests.are_library(signature.method):
+        return _LIBRARY
     try:
         return str(comm.choice(name, max(0, signature.nbytes)))
     except Exception:  # a collective that the MPI library makes
-        return "MPI library"
+        return _LIBRARY
 
 
 class _Nothing:

@@ -27,7 +27,10 @@ def install(MPI: Any, timeout: float, library_calls: int, recorder: CallRecorder
             "collective calls\n"
         )
     from mpicoll.comm import Intracomm
+    from mpicoll.program import library_requests
 
+    if not library_requests.may_call_from_threads(MPI.COMM_WORLD, timeout):
+        library_requests.leave_to_library()
     if recorder is not None:
         from mpicoll.program import method_wrappers
 

@@ -267,3 +267,60 @@ def test_ranks_that_end_long_after_a_failed_one_do_not_wait_for_it(tmp_path: Pat
     )
     outcome = launch("--profile", str(program), MPICOLL_ABORT="0")
     assert "wrong on purpose" in outcome.stderr, outcome.text
+
+
+LEGAL = r"""
+import sys
+import mpi4py
+mpi4py.rc.threads = sys.argv[1] == "threads"
+from mpi4py import MPI
+import numpy as np
+
+world, told = MPI.COMM_WORLD, np.zeros(1)
+given, got = np.full(1 << 20, world.rank + 1.0), np.zeros(1 << 20)
+
+
+def receive_while_it_runs(request):
+    if world.rank == 0:
+        world.Recv(told, 1)
+    request.Wait()
+    if world.rank == 1:
+        world.Send(told, 0)
+
+
+receive_while_it_runs(world.Iallreduce(given, got))
+assert (got == sum(range(world.size + 1))).all()
+kept = world.Allreduce_init(given, got, MPI.MAX)
+for _ in range(2):
+    kept.Start()
+    receive_while_it_runs(kept)
+kept.Free()
+assert (got == world.size).all()
+column = world.Split(0)
+column.Barrier()
+receive_while_it_runs(column.Ibcast(got, 1))
+world.Allreduce(given, got)
+last = world.Ibarrier()
+last.Wait()
+sys.stdout.write(f"{type(world).__module__} {type(last).__module__}\n")
+"""
+"""A program in which a rank receives from one that waits for a collective of both."""
+
+
+@pytest.mark.parametrize(("threads", "requests"), [("threads", "mpicoll"), ("none", "mpi4py")])
+def test_nonblocking_collectives_go_on_while_a_rank_receives(threads: str, requests: str, tmp_path: Path) -> None:
+    program = tmp_path / "legal.py"
+    program.write_text(LEGAL)
+    outcome = launch("--library-calls", "0", "--timeout", "20", str(program), threads)
+    assert outcome.returncode == 0, outcome.text
+    assert re.findall(r"mpicoll\.comm (mpicoll|mpi4py)", outcome.stdout) == [requests] * SIZE, outcome.text
+
+
+def test_the_profile_says_which_calls_are_the_librarys(tmp_path: Path) -> None:
+    program, profile = tmp_path / "legal.py", tmp_path / "profile.json"
+    program.write_text(LEGAL)
+    outcome = launch("--library-calls", "0", "--compare=0", "--json", str(profile), str(program), "none")
+    assert outcome.returncode == 0, outcome.text
+    found = {site["call"]: site["transports"] for site in profile_in(profile)["sites"]}
+    assert found["Iallreduce"] == found["Allreduce_init"] == ["MPI library"]
+    assert found["Allreduce"] != ["MPI library"]
