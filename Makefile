@@ -41,12 +41,13 @@ ALIKE = compression training asynchronous $(addprefix test_, $(addsuffix .py, al
 BOTH = $(addprefix tests/system/test_, $(addsuffix .py, conformance kills mixture settings wrong_programs wrong_programs_shared))
 
 test: $(VENV)/ready  ## what has to pass: format, lint, types, and tests of every kind under MPICH and Open MPI
-	$(MAKE) -j 2 second check test-bounds
+	$(MAKE) -j 2 MPI=mpich second check test-bounds warmup
 	$(MAKE) MPI=mpich test-serial test-mpi test-system SYSTEM="tests/system --ignore tests/system/test_conformance.py"
 	$(MAKE) MPI=openmpi test-mpi test-system RANKS=5 FEW=3 SYSTEM="$(BOTH)" \
 	    ARGS="$(addprefix --ignore tests/mpi/,$(ALIKE))"
 
-# While pip makes the environment of the second library on one core, the other is free for what runs on one.
+# While pip makes the environment of the second library on one core, the other is free for what runs on one. Kernels
+# are compiled here for both.
 second:
 	$(MAKE) MPI=openmpi install
 

@@ -6,7 +6,7 @@ import ast
 import collections
 import graphlib
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -132,12 +132,18 @@ def floor(path: str) -> int:
     return max(((len(room), level) for room, level in FLOORS.items() if path == room or path.startswith(room + "/")))[1]
 
 
-@cache
+@pytest.fixture(name="path", params=FILES, ids=str, scope="module")
+def _path(request: pytest.FixtureRequest) -> Path:
+    """Return a file; pytest runs all tests of it before those of the next one."""
+    path: Path = request.param
+    return path
+
+
 def text(path: Path) -> str:
     return (REPOSITORY / path).read_text()
 
 
-@cache
+@lru_cache(maxsize=1)
 def nodes(path: Path) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(ast.parse(text(path))))
 
@@ -165,7 +171,6 @@ def home(name: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
 def test_nothing_imports_upward(path: Path) -> None:
     if str(path) == "mpicoll/__init__.py":
         return
@@ -206,7 +211,6 @@ def test_no_two_modules_have_one_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
 def test_modules_and_functions_are_short(path: Path) -> None:
     assert len(text(path).splitlines()) <= 350
     for node in nodes(path):
@@ -214,7 +218,6 @@ def test_modules_and_functions_are_short(path: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno < 60, f"{path}:{node.lineno} {node.name}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
 def test_rooms_that_know_no_mpi_or_arrays(path: Path) -> None:
     for room, names in NOT_ALLOWED.items():
         if str(path) == room or str(path).startswith(room + "/"):
@@ -234,19 +237,16 @@ def calls(path: Path) -> Iterator[tuple[str, str, ast.Call]]:
 
 
 WITH_MPI = ("buffers", "collectives", "communicator", "messages", "progress", "shared_memory")
-ROOMS_WITH_MPI = [path for path in FILES if path.parts[0] == "mpicoll" and path.parts[1] in WITH_MPI]
 
 
-@pytest.mark.parametrize("path", ROOMS_WITH_MPI, ids=str)
 def test_only_one_room_calls_the_mpi_librarys_collectives(path: Path) -> None:
-    if path.name == "native.py":
+    if path.parts[0] != "mpicoll" or path.parts[1] not in WITH_MPI or path.name == "native.py":
         return
     for function, method, node in calls(path):
         if method in COLLECTIVES or method.removeprefix("I").capitalize() in COLLECTIVES:
             assert (str(path), function) in SET_UP, f"{path}:{node.lineno} {function} calls {method}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
 def test_windows_are_allocated_in_few_places(path: Path) -> None:
     """Windows on memory of ours, or dynamic ones, would need the owner inside MPI, and MPI libraries fail with them."""
     for node in nodes(path) if "MPI.Win" in text(path) else ():
@@ -262,7 +262,6 @@ CALLERS_OBJECTS = "mpicoll/torch/tensor_communicator.py"
 """It passes the caller's objects on to the collectives of objects, as Horovod's functions do."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
 def test_one_module_pickles(path: Path) -> None:
     for name, line in imports(path):
         assert name.split(".")[0] not in ("pickle", "cloudpickle", "dill", "marshal"), f"{path}:{line}"
@@ -280,14 +279,12 @@ def test_one_module_pickles(path: Path) -> None:
         assert not asks or str(path) == "mpicoll/interface/object_collectives.py", f"{path}:{node.lineno} {method}"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "mpicoll"], ids=str)
 def test_the_library_does_not_print(path: Path) -> None:
-    for node in nodes(path):
+    for node in nodes(path) if path.parts[0] == "mpicoll" else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             assert path.name == "run_report.py", f"{path}:{node.lineno} prints"
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
 def test_a_docstring_names_the_thing(path: Path) -> None:
     """As those of NumPy and PyTorch do, instead of asking what it is."""
     for node in nodes(path):

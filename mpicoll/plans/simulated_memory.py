@@ -70,6 +70,13 @@ class Memory:
         self._history: dict[int, list[tuple[int, Array]]] = {}
         self.hidden: set[int] = set()
 
+    def release(self) -> None:
+        """Give the memory back: modules refer to this object and to themselves until garbage is collected."""
+        self.memory = self._writer = self._written = np.zeros(0, np.uint8)
+        self._read = np.zeros((0, 0), np.int32)
+        self._words = memoryview(b"")
+        self.made, self._history = [], {}
+
     # Allocation -----------------------------------------------------------------------------------------------------
 
     def private(self, nbytes: int) -> int:
@@ -228,7 +235,7 @@ class Memory:
         """Check that earlier writes happened before this access; return the range and this rank's clock."""
         part, me = slice(address, address + nbytes), self._clocks[self.rank]
         unordered = me[self._writer[part]] < self._written[part]
-        if unordered.any():
+        if np.count_nonzero(unordered):
             self._report(does, address, unordered, self._writer[part])
         return part, me
 
@@ -244,11 +251,9 @@ class Memory:
             return
         self.made[self.rank].append(("write", address, nbytes))
         part, me = self._after_writes("writes", address, nbytes)
-        for other in range(self.size):
-            if other != self.rank:
-                unordered = self._read[other, part] > me[other]
-                if unordered.any():
-                    self._report("writes", address, unordered, np.full(nbytes, other), "read")
+        unordered = self._read[:, part] > me[:, None]  # never in this rank's own row
+        if np.count_nonzero(unordered):
+            self._report("writes", address, np.logical_or.reduce(unordered), unordered.argmax(axis=0), "read")
         self._writer[part], self._written[part] = self.rank, me[self.rank]
 
     def _report(self, does: str, address: int, where: Array, others: Array, did: str = "written") -> None:

@@ -7,7 +7,6 @@ rank gets the right result, and its buffers may be reused after the operation.
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,8 +103,9 @@ def prove(
     Refuted
         If it is not correct; the message names the operations and the first error.
     """
-    ranks = Ranks(memory_for(size, size), method, edits, ahead=ahead)
-    with _refuting(f"{size} ranks, {method}: {_text(sequence)}"):
+    memory = memory_for(size, size)
+    ranks = Ranks(memory, method, edits, ahead=ahead)
+    with _refuting(memory, f"{size} ranks, {method}: {_text(sequence)}"):
         run(ranks, sequence)
 
 
@@ -148,7 +148,7 @@ def prove_lanes(
     programs = {
         lane * size + rank: _program(groups[lane], rank, sequences[lane]) for lane in range(lanes) for rank in everybody
     }
-    with _refuting(f"{size} ranks, {method}, lanes: {'; '.join(map(_text, sequences))}"):
+    with _refuting(memory, f"{size} ranks, {method}, lanes: {'; '.join(map(_text, sequences))}"):
         _run(memory, programs)
 
 
@@ -186,17 +186,13 @@ def prove_communicators(
                 yield from _program(groups[number], members[number].index(process), (one,))
 
     programs = {process: program(process) for process in range(size)}
-    with _refuting(f"communicators {[list(each) for each in members]}, {method}: {_text([one for _, one in calls])}"):
+    what = f"communicators {[list(each) for each in members]}, {method}: {_text([one for _, one in calls])}"
+    with _refuting(memory, what):
         _run(memory, programs)
-
-
-_made = itertools.count(1)
 
 
 def memory_for(threads: int, ranks: int) -> Memory:
     """Return memory for `threads` threads, and for plans, stages and buffers of `ranks` ranks."""
-    if next(_made) % 16 == 0:
-        gc.collect()  # modules and memory of a proof refer to each other: few objects, but many megabytes
     return Memory(threads, ranks * _MEMORY_NBYTES)
 
 
@@ -205,11 +201,14 @@ def _text(sequence: Sequence[SimulatedOperation]) -> str:
 
 
 @contextmanager
-def _refuting(what: str) -> Iterator[None]:
+def _refuting(memory: Memory, what: str) -> Iterator[None]:
+    """Raise Refuted with `what` for an error of a proof, and release its memory."""
     try:
         yield
     except AssertionError as error:
         raise Refuted(f"{what}: {error}") from error
+    finally:
+        memory.release()
 
 
 def prove_collective(collective: str, size: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpicoll.schedules import ALGORITHMS, COLLECTIVES, Algorithm, Recv, Reduce, Schedule, Send, Step, find
+from mpicoll.schedules import simulate as simulation
 from mpicoll.schedules.all_ranks import Structure, written_down
 from mpicoll.schedules.machine import (
     IDENTITY,
@@ -30,6 +32,14 @@ from tests.schedules.plain_clocks import PlainClocks
 ROWS = [row for table in ALGORITHMS.values() for row in table.values()]
 ROOTED = tuple(name for name, row in COLLECTIVES.items() if row.rooted)
 L, OVERHEAD, G, GAMMA, STEP, CALL = 10e-6, 1e-6, 1e-9, 0.25e-9, 2e-6, 5e-6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_structures() -> Iterator[None]:
+    """Drop the kept structures of many ranks, half a million objects in which garbage would be looked for."""
+    yield
+    simulation._structure.cache_clear()
+    simulation._columns.cache_clear()
 
 
 def name_of(row: Algorithm) -> str:
