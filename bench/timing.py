@@ -1,11 +1,11 @@
 """Time contenders in turns drawn by lot, back to back or one call at a time.
 
 *Back to back*, a sample is a batch of calls between two barriers, at least eight of them where they are not very long.
-*Single*, a sample is one
-call by itself, as in a program that computes in between: all ranks begin it at the same moment of the clock that they
-share. They agree on that moment by point-to-point messages, since a collective of the MPI library, or one of ours,
-would leave its own code and memory in the caches; and it lies some way ahead, so that no message of the agreement is
-still on its way. Where ranks share no clock, on several real hosts, each waits as long after the last message.
+*Single*, a sample is one call by itself, as in a program that computes in between: all ranks begin it at the same
+moment of the clock that they share. They agree on that moment by point-to-point messages, since a collective of the MPI
+library, or one of ours, would leave its own code and memory in the caches; and it lies some way ahead, so that no
+message of the agreement is still on its way. Where ranks share no clock, on several real hosts, each waits as long
+after the last message.
 
 In either pace a contender may have something to do before each call, such as writing its send buffer. That is left out
 of the time. The time of a sample is that of the slowest rank.

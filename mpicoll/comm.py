@@ -264,12 +264,13 @@ class Intercomm(Derived, MPI.Intercomm):
 
 make_later: Callable[[Any, Settings], Any] | None = None
 """Maker of objects that become ours later, for new communicators; see :mod:`mpicoll.program.library_first`."""
-_OURS: dict[type, type[Intracomm]] = {
+CLASSES: dict[type, type[Intracomm]] = {
     MPI.Intracomm: Intracomm,
     MPI.Cartcomm: Cartcomm,
     MPI.Graphcomm: Graphcomm,
     MPI.Distgraphcomm: Distgraphcomm,
 }
+"""Classes of mpicoll's communicators of one group, by those of mpi4py's that they are as."""
 
 
 def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, everybody: bool = False) -> Any:
@@ -294,7 +295,7 @@ def wrap(comm: MPI.Comm, settings: Settings, parent: Channel | None = None, *, e
 
 def class_for(comm: MPI.Comm) -> type[Intracomm]:
     """Return the class of mpicoll's communicators that are as one of mpi4py."""
-    return _OURS[type(comm)]
+    return CLASSES[type(comm)]
 
 
 def _set_up_new(made: Intracomm, settings: Settings, parent: Channel | None, everybody: bool) -> None:

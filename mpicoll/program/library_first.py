@@ -142,5 +142,5 @@ def _class_of(kind: type) -> type:
     return type(kind.__name__, (LibraryFirst, kind), {**methods, "_ours": kind, "__module__": kind.__module__})
 
 
-classes = {kind: _class_of(kind) for kind in (ours.Intracomm, ours.Cartcomm, ours.Graphcomm, ours.Distgraphcomm)}
+classes = {kind: _class_of(kind) for kind in ours.CLASSES.values()}
 """By class of mpicoll's communicators, that of those which begin with the library's calls."""

@@ -37,8 +37,7 @@ def leave_to_library() -> None:
     """Let the MPI library make nonblocking and persistent collectives on mpicoll's communicators; on all ranks."""
     global _are_left
     _are_left = True
-    for kind in (ours.Intracomm, ours.Cartcomm, ours.Graphcomm, ours.Distgraphcomm):
-        library: Any = kind._kind
+    for library, kind in ours.CLASSES.items():
         for name in filter(is_started, NAMES):
             if hasattr(library, name):
                 setattr(kind, name, _of_library(getattr(library, name), getattr(kind, name)))

@@ -147,8 +147,7 @@ def wrap_classes(recorder: CallRecorder) -> None:
     del on_shared_memory  # imported for its classes of requests
     recorder.transport, recorder.dumps = _transport, pickling.dumps
     observed = _observed(recorder)
-    kinds = (comm.Intracomm, comm.Cartcomm, comm.Graphcomm, comm.Distgraphcomm)
-    for cls in dict.fromkeys(base for kind in kinds for base in kind.__mro__):
+    for cls in dict.fromkeys(base for kind in comm.CLASSES.values() for base in kind.__mro__):
         if cls.__module__.startswith("mpicoll."):
             for name in NAMES.keys() & vars(cls).keys():
                 setattr(cls, name, noting(vars(cls)[name], name, recorder, observed))
@@ -219,9 +218,9 @@ def _transport(comm: Any, signature: Signature) -> str:
 
     if signature.method in OBJECTS and signature.method != "barrier":
         return "objects"
-    name = "alltoallv" if signature.method == "Alltoallw" else signature.collective.lower()  # blocks of bytes
     if library_requests.are_library(signature.method):
         return _LIBRARY
+    name = "alltoallv" if signature.method == "Alltoallw" else signature.collective.lower()  # blocks of bytes
     try:
         return str(comm.choice(name, max(0, signature.nbytes)))
     except Exception:  # a collective that the MPI library makes
