@@ -3,7 +3,7 @@
 from .atomics import fence, load, load_acquire, pause, store, store_release, yield_core
 from .decorators import helper, inline_helper
 from .futex import sleep_until, wake_sleepers
-from .instructions import ALL, READ, WRITTEN
+from .instructions import ALL, COUNTED, READ, WRITTEN
 from .movement import shown_address
 from .operands import header
 from .operation_words import (
@@ -17,6 +17,7 @@ from .operation_words import (
     MAY_SLEEP,
     METHOD,
     MISMATCH,
+    PART_NBYTES,
     PIECE,
     PLACE,
     RANK,
@@ -40,7 +41,6 @@ from .operation_words import (
     WORKING,
     YIELDS,
     get,
-    may_have_parts,
     piece_nbytes,
     published,
     put,
@@ -113,6 +113,12 @@ def call_differs(job, rank):
     return published(job, rank, RECORD_COUNT) != get(job, COUNT)
 
 
+@helper
+def has_started(job, rank):
+    """Wait until `rank` has started the current operation, for at most SPINS and YIELDS; return True if it has."""
+    return has_come(job, rank, get(job, SEQUENCE), 0)
+
+
 # Instructions of plans that concern records ---------------------------------------------------------------------------
 
 
@@ -120,15 +126,18 @@ def call_differs(job, rank):
 def _choose_place(job, is_long):
     """Choose where the vector is; return the operation that all ranks must have started before it is written.
 
-    Records and pieces of slots are used again after 2 AHEAD operations, slots and stages by the next one but one.
+    Records and pieces of slots are used again after 2 AHEAD operations, slots and stages by the next one but one. Only
+    this rank's slot matters: where parts are counted, others may have used theirs in another way.
     """
     sequence, ahead, nbytes = get(job, SEQUENCE), get(job, AHEAD), vector_nbytes(job)
     put(job, PIECE, 0)
-    if is_long:
+    if is_long == COUNTED:
+        nbytes = get(job, PART_NBYTES)
+    elif is_long:
         return sequence - 1
-    if nbytes <= INLINE_NBYTES:
+    elif nbytes <= INLINE_NBYTES:
         return sequence - ahead
-    if nbytes <= piece_nbytes(job) and not may_have_parts(job):
+    if nbytes <= piece_nbytes(job):
         put(job, PIECE, (sequence >> 1 & (ahead - 1)) * piece_nbytes(job))
         return min(sequence - 1, max(sequence - ahead, get(job, WHOLE_SLOT) + 1))
     put(job, WHOLE_SLOT, sequence)
@@ -151,9 +160,10 @@ def enter(job, is_long):
     store(record + 8 * RECORD_CALL, get(job, CALL))
     store(record + 8 * RECORD_COUNT, get(job, COUNT))
     if is_long:
+        store_release(record + 8 * RECORD_AT_WORK, 0)
+    if is_long and is_long != COUNTED:
         store(record + 8 * RECORD_SEND, shown_address(job, SEND, header(job, READ)))
         store(record + 8 * RECORD_RECV, shown_address(job, RECV, header(job, WRITTEN)))
-        store_release(record + 8 * RECORD_AT_WORK, 0)
         put(job, STAGED, get(job, METHOD) == STAGE)
     return DONE
 

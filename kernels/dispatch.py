@@ -35,7 +35,6 @@ from .dispatch_table import (
     OP_IDS,
     OPS,
     REDUCERS,
-    TOLD_BEFORE,
     TRIED,
     count_of,
     pack_call,
@@ -111,12 +110,6 @@ def _current(table, collective, nbytes, choice, blocking):
     if choice < TRIED:
         return choice
     return current_method(get(table, JOB), collective, nbytes, choice - TRIED, blocking)
-
-
-@helper
-def chosen_for(table, collective, nbytes):
-    """Return METHOD + 1 for a blocking call on a vector of so many bytes, 0 if it goes by messages."""
-    return _current(table, collective, nbytes, choice_for(table, collective, nbytes), True)
 
 
 @helper
@@ -215,14 +208,14 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
 
 
 @helper
-def begin(table, job, plan, is_told):
+def begin(table, job, plan, is_compared):
     """Number a call, and start its operation on shared memory with a plan; return False if nothing happened.
 
-    A call on counts that the root has just told, not for the first time, is not compared: it follows from those.
+    A call `is_compared` if the caller has looked whether it has been made before.
     """
     if plan == 0:
         return False
-    if get(job, COLLECTIVE) in EARLY and get(table, CHECKED) and not is_told:
+    if get(job, COLLECTIVE) in EARLY and get(table, CHECKED) and not is_compared:
         put(job, CAREFUL, int(must_compare(table, get(job, CALL), get(job, COUNT))))
     put(job, PLAN, plan)
     note(table, get(job, CALL), get(job, COUNT))
@@ -232,10 +225,10 @@ def begin(table, job, plan, is_told):
 
 
 @helper
-def _begin(table, job, is_told):
+def _begin(table, job):
     """Begin a call with the plan that is known for it."""
     entry = plan_entry(get(job, COLLECTIVE), int(not is_short(job)), get(job, ROOT), get(job, SIZE))
-    return begin(table, job, get(table, entry), is_told)
+    return begin(table, job, get(table, entry), False)
 
 
 @helper
@@ -270,7 +263,7 @@ def make_call(table, collective, send, recv, op, root):
     chosen = _recognize(table, True, job, collective, send, recv, op, root)
     if chosen == 0:
         return _call_by_messages(own, job)
-    if chosen < 0 or not _begin(own, job, collective >= UNEVEN and get(own, TOLD_BEFORE) == 1):
+    if chosen < 0 or not _begin(own, job):
         return OTHER
     if not is_brief(job):
         return WAITING  # the caller goes on where a signal cannot make it lose the operation
@@ -311,7 +304,7 @@ def call(module, arguments, count):
 def make_call_in(table, job, collective, send, recv, op, root):
     """Begin a nonblocking call; see `call_in`."""
     chosen = _recognize(table, False, job, collective, send, recv, op, root)
-    if chosen <= 0 or not _begin(table - (table & 7), job, False):
+    if chosen <= 0 or not _begin(table - (table & 7), job):
         return OTHER
     return progress(job, int(not is_brief(job)))
 

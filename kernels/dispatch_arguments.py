@@ -10,7 +10,6 @@ from .dispatch_table import (
     IN_PLACE,
     ITEMSIZES,
     READABLE,
-    TOLD_DTYPE,
     WRITABLE,
     count_of,
     data_of,
@@ -116,7 +115,7 @@ def describe(table, job, collective, send, recv, root, bounds):
     size, rank = get(job, SIZE), get(job, RANK)
     in_place = send == get(table, IN_PLACE)
     if collective in (GATHER, SCATTER):
-        return _describe_rooted(table, job, collective, send, recv, rank == root, bounds)
+        return _describe_rooted(table, job, collective, send, recv, rank == root)
     if collective == BCAST or (in_place and (collective == ALLREDUCE or (collective == REDUCE and rank == root))):
         if not is_plain(table, recv, WRITABLE):
             return 0
@@ -161,26 +160,18 @@ def _describe_allgather_in_place(table, job, recv, rank, bounds):
 
 
 @helper
-def _describe_rooted(table, job, collective, send, recv, at_root, bounds):
-    """Do so for gather and scatter; the array is the one of one part."""
+def _describe_rooted(table, job, collective, send, recv, at_root):
+    """Do so for gather and scatter of equal parts; the array is the one of one part."""
     size = get(job, SIZE)
     part, whole = (send, recv) if collective == GATHER else (recv, send)
     if at_root:
         send_parts = size if collective == SCATTER else 1
-        if not _two_arrays(table, job, send, recv, send_parts, size + 1 - send_parts, bounds):
+        if not _two_arrays(table, job, send, recv, send_parts, size + 1 - send_parts, 0):
             return 0
         if _is_same_memory(table, send, recv):
             return 0
     elif not is_plain(table, part, READABLE if collective == GATHER else WRITABLE):
         return 0
-    if bounds:
-        place = bounds + 8 * get(job, RANK)
-        own_count = load(place + 8) - load(place)
-        if count_of(table, part) != own_count:
-            return 0
-        total = load(bounds + 8 * size)
-        if own_count == 0 and total != 0 and number_of_dtype(table, part) != get(table, TOLD_DTYPE):
-            return 0  # no elements may be of any type
     own, other = data_of(table, part), data_of(table, whole) if at_root else 0
     put(job, SEND, own if collective == GATHER else other)
     put(job, RECV, other if collective == GATHER else own)

@@ -43,13 +43,11 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     INT32_DTYPE,
     TUPLE_ITEMS,  # offset of a tuple's first item
     INT_HAS_TAG,  # 1 if an int has a word of sign and length as of Python 3.12
-    TELL,  # address of the plan by which this rank, as root, tells its counts, see `told_counts`
-    TOLD_BEFORE,  # 1 if the root of the last call with told counts had told such before
-    TOLD_DTYPE,  # number of the element type that the root has told last
-) = range(29)
+    COUNTED_PLANS,  # addresses of this rank's plans of a Gatherv, not as root and as root, and of a Scatterv
+) = range(27)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 AGREED_LENGTH = 128
-OP_IDS = 29
+OP_IDS = 30
 DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
 REDUCERS = ITEMSIZES + MAX_DTYPES

@@ -40,6 +40,7 @@ proves them free of races.
 
 from .atomics import load
 from .call_records import enter, go_to_work, meet, publish, wait_done
+from .counted_parts import exchange_parts
 from .decorators import helper, inline_helper, kernel_for, linked, short_kernel
 from .instructions import (
     AGAIN,
@@ -58,6 +59,7 @@ from .instructions import (
     IS_PUSHED,
     KIND,
     MEET,
+    OFFER_PARTS,
     OTHERS_ARE_STAGED,
     OUTPUT_IS_REMOTE,
     OUTPUT_IS_STAGED,
@@ -255,6 +257,8 @@ def progress(job, only_start):
             if not _next_segment(job):
                 return end(job, DONE)
             row = get(job, PLAN)
+        elif what >= OFFER_PARTS:
+            status = exchange_parts(job, what)
         else:
             status = execute_bound(job, row, what)
             worked += load(row + 8 * BOUND_COUNT) * load(row + 8 * BOUND_ITEMSIZE)

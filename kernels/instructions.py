@@ -30,10 +30,12 @@ ROW_NBYTES = 8 * ROW_WORDS
 ) = range(ROW_WORDS)
 ALL, NONE = -1, -2
 """In place of a rank."""
+COUNTED = 2
+"""Operand of ENTER: PART_NBYTES are put into the own slot, of which not all ranks know the number."""
 
 # Instructions -----------------------------------------------------------------------------------------------------
 (
-    ENTER,  # wait until all ranks have started an operation before, then write the record; operand: 1 if long
+    ENTER,  # wait until all ranks have started an operation before, then write the record; operand: 1 if long, COUNTED
     STARTED,  # publish "started": the record, and what was copied since ENTER, may be read
     MEET,  # wait until a rank, or ALL, has started, and compare the calls; the own rank: do not wait
     RESOLVE,  # find out how the published buffers are reached
@@ -62,7 +64,11 @@ ALL, NONE = -1, -2
     ENCODE,  # payload out <- elements left: count, itemsize, function, words of the codec's call
     DECODE,  # elements out <- payload left, or add them: the same
     SEND_PREFIXED,  # start messages of lengths in memory: count, words of the messages, function, counter of bytes
-) = range(1, 27)
+    # Rows of Gatherv and Scatterv in one round, see `counted_parts`.
+    OFFER_PARTS,  # write to the record where parts for others are, and copy them, or their begin, to there
+    GIVE_PARTS,  # copy what follows, and wait until others have what they copy from the own buffers
+    TAKE_PARTS,  # check the lengths of parts, and copy them to recvbuf
+) = range(1, 30)
 
 # Operands of MEET, AT_WORK, WAIT_DONE (a rank) and ENTER, IF, AGAIN stand in FIRST; of IF and TILES also in ROWS.
 OPERATION, FIRST, ROWS = 0, 1, 2

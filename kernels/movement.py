@@ -48,7 +48,7 @@ def copy_range(job, row, what):
 
 
 @helper
-def _vectors(job):
+def vectors(job):
     """Return the address of scratch memory for the arguments of system calls."""
     return get(job, SCRATCH) + 2 * TILE_NBYTES
 
@@ -68,7 +68,7 @@ def shown_address(job, word, users):
     address, rank = get(job, word), get(job, RANK)
     if get(job, METHOD) != TRANSFER or users not in (ALL, rank) or address == 0 or in_arena(job, rank, address):
         return address
-    works = read_process(_vectors(job), peer_word(job, rank, PID), get(job, SCRATCH), address, 1)
+    works = read_process(vectors(job), peer_word(job, rank, PID), get(job, SCRATCH), address, 1)
     return address if works else UNREADABLE
 
 
@@ -81,10 +81,10 @@ def _copy_row(job, row, nbytes, start, source_start):
     origin = place(job, source, source_rank, load(row + 8 * FROM_INDEX), source_start)
     if target == 0:
         address = remote_address(job, to, to_rank, start)
-        return write_process(_vectors(job), peer_word(job, to_rank, PID), origin, address, nbytes)
+        return write_process(vectors(job), peer_word(job, to_rank, PID), origin, address, nbytes)
     if origin == 0:
         address = remote_address(job, source, source_rank, source_start)
-        return read_process(_vectors(job), peer_word(job, source_rank, PID), target, address, nbytes)
+        return read_process(vectors(job), peer_word(job, source_rank, PID), target, address, nbytes)
     if target != origin:
         copy(target, origin, nbytes)
     return True
@@ -97,7 +97,7 @@ def _fetch(job, space, rank, index, start, nbytes, room):
     if near:
         return near
     address = remote_address(job, space, rank, start)
-    return room if read_process(_vectors(job), peer_word(job, rank, PID), room, address, nbytes) else 0
+    return room if read_process(vectors(job), peer_word(job, rank, PID), room, address, nbytes) else 0
 
 
 @inline_helper

@@ -52,7 +52,7 @@ DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range
 is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for the last two see
 `messages.execute_bound`. After MISMATCH, LOST, RAISED and FAILED the operation has not ended."""
 
-JOB_WORDS = 54
+JOB_WORDS = 58
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
 size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size for what is read of a specification."""
 (
@@ -110,6 +110,10 @@ size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size fo
     BEGAN,  # nanoseconds of the clock when it began
     SLEEP_LIMIT,  # address of the longest time to sleep in a wait, a timespec; 0: ranks do not sleep. Same on all ranks
     MAY_SLEEP,  # 1 while compiled code is at work that may sleep
+    PART_NBYTES,  # of counted parts, see there: bytes that this rank offers in its slot, or expects
+    PART_DTYPE,  # number of the element type
+    PART_KIND,  # where others find what this rank offers
+    WRONG_PART,  # one more than the rank whose part has another length or type than is expected, 0 for none
 ) = range(JOB_WORDS)
 OPERATION_WORDS = range(COLLECTIVE, PLAN + 1)
 """The words that describe an operation, and its plan."""
@@ -123,6 +127,9 @@ RECORD_AT_WORK = 8
 since the first is what others poll."""
 WITHDRAWN = -(1 << 63)
 """Added to the call of a rank that gave up, which makes it negative and another one than all others'."""
+RECORD_PART, RECORD_PART_NBYTES, RECORD_PART_KIND = range(3, 6)
+RECORD_FILLED, RECORD_TAKEN = 9, 10
+"""Of an operation with parts of which only the root knows all lengths, see `part_offers`."""
 _INLINE = 24
 """Where in its record a very short vector lies, instead of the addresses: in the cache line that is read anyway."""
 RECORD_SLEEPERS = 15
@@ -217,9 +224,9 @@ def is_brief(job):
 
 
 @helper
-def may_have_parts(job):
-    """Say whether the root may attach parts to this call, see `attached_parts`: a broadcast of a Scatterv's counts."""
-    return get(job, COLLECTIVE) == BCAST and get(job, CALL) >> 16 & 0xFFFF == SCATTER
+def has_counted_parts(job):
+    """Say whether this is a Gatherv or Scatterv in one round, see `counted_parts`."""
+    return get(job, COLLECTIVE) in (GATHER, SCATTER) and get(job, CALL) >> 16 & 0xFFFF == get(job, COLLECTIVE)
 
 
 @helper
@@ -234,7 +241,14 @@ def slot_of(job, rank):
     sequence = get(job, SEQUENCE)
     if vector_nbytes(job) <= INLINE_NBYTES:
         return record_of(job, rank, sequence) + _INLINE
-    return get(job, SLOTS) + ((sequence & 1) * get(job, SIZE) + rank) * get(job, SLOT_NBYTES) + get(job, PIECE)
+    return get(job, SLOTS) + slot_offset(job, rank)
+
+
+@helper
+def slot_offset(job, rank):
+    """Return at which byte of all slots the vector of a rank is."""
+    number = (get(job, SEQUENCE) & 1) * get(job, SIZE) + rank
+    return number * get(job, SLOT_NBYTES) + get(job, PIECE)
 
 
 @helper

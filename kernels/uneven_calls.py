@@ -6,7 +6,7 @@ from .dispatch_table import JOB, NONE
 from .object_kernels import int_at, object_at, object_kernel
 from .operation_words import OTHER, SIZE, get, read_word, uneven_word
 from .python_interface import int_object
-from .told_counts import lay_out_counts
+from .uneven_parts import lay_out_counts
 from .vector_specs import read_numbers, read_packed
 
 

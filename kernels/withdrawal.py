@@ -24,9 +24,16 @@ from .operation_words import (
     STATE,
     WITHDRAWN,
     get,
+    has_counted_parts,
     is_short,
     record_of,
 )
+
+
+@helper
+def _may_be_used(job):
+    """Return whether others may access buffers of this rank, and records say who is at work."""
+    return not is_short(job) or has_counted_parts(job)
 
 
 @helper
@@ -51,7 +58,7 @@ def withdraw(job):
     first, end = _segments_started(job)
     for sequence in range(first, end):
         record = record_of(job, get(job, RANK), sequence)
-        if not is_short(job):
+        if _may_be_used(job):
             store_release(record + 8 * RECORD_AT_WORK, 0)
         store_release(record + 8 * RECORD_CALL, get(job, CALL) | WITHDRAWN)
     fence()
@@ -66,7 +73,7 @@ def _makes_this_call(job, record):
 def at_work(job):
     """Return a rank that may still access buffers of this rank, which has withdrawn; -1 if there is none."""
     first, end = _segments_started(job)
-    if not is_short(job):
+    if _may_be_used(job):
         for sequence in range(first, end):
             for rank in range(get(job, SIZE)):
                 record = record_of(job, rank, sequence)

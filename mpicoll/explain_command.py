@@ -62,10 +62,7 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
     from mpicoll.plans import draw
 
     collective, size, root = arguments.collective or "allreduce", arguments.size or 4, arguments.root
-    shown = range(min(size, 2)) if arguments.rank is None else [arguments.rank]
-    for name, rank in (("--root", root), *(("--rank", rank) for rank in shown)):
-        if not 0 <= rank < size:
-            raise MpicollError(f"{name}: {rank} is not in 0..{size - 1}")
+    shown = _shown_ranks(arguments, size, range(min(size, 2)))
     long = arguments.bytes > _SLOT_NBYTES and collective != "barrier"
     way = "in chunks or parts, on the buffers themselves" if long else "through slots, each rank by itself"
     title = f"{collective} · {arguments.name}: loads and stores in memory that the ranks of a node share, {way}"
@@ -75,12 +72,43 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
         lines.append("the system copies private memory from process to process")
     for rank in shown:
         lines += ["", *draw(collective, size, rank, root=root, long=long, single_copy=single_copy)]
-    if arguments.verify:
-        from mpicoll.plans.verify_plan import prove_collective
+    return lines + _proof(arguments, collective, size)
 
-        number = prove_collective(collective, size)
-        lines += ["", f"verified for {size} ranks: {number} sequences of one and two operations, in every interleaving"]
-    return lines
+
+def _explain_counted(arguments: argparse.Namespace) -> list[str]:
+    """Return the lines that show plans of a Gatherv or Scatterv on shared memory."""
+    from mpicoll.plans import draw_counted
+
+    if arguments.algorithm not in (None, "shared"):
+        raise MpicollError(f"--algorithm: {arguments.name} has shared only; gather and scatter have others")
+    kind, size, root = arguments.name, arguments.size or 4, arguments.root
+    shown = _shown_ranks(arguments, size, [root, (root + 1) % size][:size])
+    lines = [
+        f"{kind} · shared: one round in memory that the ranks of a node share; only the root knows all counts",
+        f"{size} ranks",
+    ]
+    for rank in shown:
+        lines += ["", *draw_counted(kind.removesuffix("v"), rank, root=root)]
+    return lines + _proof(arguments, kind, size)
+
+
+def _shown_ranks(arguments: argparse.Namespace, size: int, first: Sequence[int]) -> Sequence[int]:
+    """Return the ranks to show, by default `first`; raise MpicollError for a rank or root that is none."""
+    shown = first if arguments.rank is None else [arguments.rank]
+    for name, rank in (("--root", arguments.root), *(("--rank", rank) for rank in shown)):
+        if not 0 <= rank < size:
+            raise MpicollError(f"{name}: {rank} is not in 0..{size - 1}")
+    return shown
+
+
+def _proof(arguments: argparse.Namespace, collective: str, size: int) -> list[str]:
+    """Return the lines that say what was proved, if that is asked for."""
+    if not arguments.verify:
+        return []
+    from mpicoll.plans.verify_plan import prove_collective
+
+    number = prove_collective(collective, size)
+    return ["", f"verified for {size} ranks: {number} sequences of one and two operations, in every interleaving"]
 
 
 def _explain_hierarchy(arguments: argparse.Namespace) -> list[str]:
@@ -140,6 +168,9 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
             f"--size: {arguments.size} ranks are more than {_MOST_RANKS}, the most whose steps are shown; "
             "python -m mpicoll predict tells the time of more"
         )
+    if arguments.name in ("gatherv", "scatterv"):
+        refuse(arguments, arguments.name, "goal", "values", "ranks_per_node", "collective")
+        return _explain_counted(arguments)
     if arguments.name in ALGORITHMS:
         refuse(arguments, f"{arguments.name}, which is a collective itself", "collective")
         if arguments.algorithm is None:
@@ -240,7 +271,8 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "name",
         help="a collective (compares its algorithms, or draws that of --algorithm), an algorithm (see: python -m "
-        "mpicoll algorithms), shared or single_copy (plans on one node), or hierarchy (several nodes)",
+        "mpicoll algorithms), shared or single_copy (plans on one node), gatherv or scatterv (there, too), or "
+        "hierarchy (several nodes)",
     )
     add("--algorithm", metavar="NAME", help="the algorithm, if the first argument is a collective")
     add("--collective", choices=list(ALGORITHMS), help="the collective, if several have an algorithm of this name")

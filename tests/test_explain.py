@@ -208,3 +208,15 @@ def test_options_that_would_change_nothing_are_refused(
 ) -> None:
     assert main(["explain", *line.split()]) == 2
     assert f"--{refused} is not for " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["gatherv", "scatterv"])
+def test_collectives_of_which_only_the_root_knows_the_counts(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = explain(capsys, kind, "--size", "3", "--root", "2", "--verify")
+    assert "rank 2, the root" in text
+    assert "rank 0\n" in text
+    assert "verified for 3 ranks: 312 sequences" in text
+    assert explain(capsys, kind, "--algorithm", "shared", "--rank", "1").count("rank 1\n") == 1
+    for wrong, named in (("--algorithm=ring", "--algorithm"), ("--root=7", "--root"), ("--goal", "--goal")):
+        assert main(["explain", kind, wrong]) == 2
+        assert named in capsys.readouterr().err

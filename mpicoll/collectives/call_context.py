@@ -13,11 +13,12 @@ from mpicoll.buffers import reduction_ops
 from mpicoll.buffers.flat_buffer import Buffer
 from mpicoll.buffers.reduction_ops import UserOperation
 from mpicoll.collectives import select
-from mpicoll.collectives.operation import ArrivedPart, CheckedOperation, NativeOperation
+from mpicoll.collectives.counted_call import CountedCall
+from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.mpi_exceptions import RootError
 
-AnyTask = CheckedOperation | NativeOperation | ArrivedPart
+AnyTask = CheckedOperation | NativeOperation | CountedCall
 AnyOp = MPI.Op | UserOperation
 _REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block", "scan", "exscan")
 _ROOTED = ("reduce", "bcast", "gather", "gatherv", "scatter", "scatterv")
@@ -46,25 +47,14 @@ class CallContext(NamedTuple):
 
 
 class ToldCounts(NamedTuple):
-    """Counts and element type that the root of a Gatherv or Scatterv has told all ranks.
-
-    Attributes
-    ----------
-    part : (counts[rank],), optional
-        Elements of this rank in a Scatterv whose root has attached the parts to the counts; then it makes no further
-        call.
-    """
+    """Counts and element type that the root of a Gatherv or Scatterv has told all ranks."""
 
     counts: Sequence[int]
     dtype: np.dtype
-    part: np.ndarray | None = None
 
 
 class CallArguments(NamedTuple):
-    """Arguments of a call; those that a collective does not have keep their defaults.
-
-    `recvcounts` are those of Reduce_scatter, or :class:`ToldCounts`.
-    """
+    """Arguments of a call; those that a collective does not have keep their defaults."""
 
     collective: str
     sendbuf: Any = None

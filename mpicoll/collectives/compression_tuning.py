@@ -26,11 +26,10 @@ from mpi4py import MPI
 from mpicoll.buffers import reduction_ops
 from mpicoll.buffers.flat_buffer import Buffer, view_at
 from mpicoll.collectives import select
-from mpicoll.collectives.operation import ArrivedPart, CheckedOperation, NativeOperation
 from mpicoll.compression import compressor
 
 if TYPE_CHECKING:
-    from mpicoll.collectives.call_context import CallArguments, CallContext
+    from mpicoll.collectives.call_context import AnyTask, CallArguments, CallContext
     from mpicoll.communicator.channel import Channel
 
 CANDIDATE = "int8"
@@ -45,7 +44,7 @@ _FEW, _MANY = 3, 7
 _CLEAR = (0.7, 1.6)
 _ENOUGH_SECONDS = 1.0
 
-Prepare = Callable[["CallContext", "CallArguments"], CheckedOperation | NativeOperation | ArrivedPart]
+Prepare = Callable[["CallContext", "CallArguments"], "AnyTask"]
 
 
 class PayingRange(NamedTuple):

@@ -16,10 +16,9 @@ from mpi4py import MPI
 
 from mpicoll.collectives import select
 from mpicoll.collectives.binding import Allocate, bind, ends, whole_vector
-from mpicoll.collectives.checked_arguments import CheckedArguments, VectorPart
+from mpicoll.collectives.checked_arguments import CheckedArguments
 from mpicoll.communicator.channel import Channel
 from mpicoll.errors import MpicollError
-from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import agree, refuse
 from mpicoll.messages.calls import KernelCall
@@ -233,28 +232,6 @@ class NativeOperation:
             BLOCKING[self.collective](self.channel.comm, *self.arguments)
         else:
             self.start(timeout).finish(timeout, self)
-
-
-@dataclass
-class ArrivedPart:
-    """A Scatterv on shared memory whose elements have come with the counts, and only have to be copied.
-
-    Attributes
-    ----------
-    part
-        This rank's part of the vector, in the caller's buffer.
-    elements : (count,)
-        Its elements.
-    """
-
-    part: VectorPart
-    elements: np.ndarray
-
-    def run(self, timeout: float) -> None:
-        """Copy the elements to the caller's buffer."""
-        carrier = kernels.carrier(self.elements.dtype)
-        np.copyto(self.part.view(carrier), self.elements.view(carrier))
-        self.part.buffer.give_back()
 
 
 def fresh_memory(count: int, dtype: np.dtype[Any]) -> np.ndarray:

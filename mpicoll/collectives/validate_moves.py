@@ -1,7 +1,8 @@
 """Checks of collectives that move parts between ranks: all forms of gather, scatter and alltoall.
 
-In Gatherv and Scatterv only the root knows all counts, in Alltoallv every rank only its own. On shared memory the root
-broadcasts its counts first; messages need only the counts that each rank knows.
+In Gatherv and Scatterv only the root knows all counts, in Alltoallv every rank only its own. Messages need only the
+counts that each rank knows, and so does shared memory by default; other algorithms there need all counts on all ranks,
+which the root broadcasts first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from mpicoll.collectives.call_context import (
     native,
 )
 from mpicoll.collectives.checked_arguments import VectorPart
-from mpicoll.collectives.operation import ArrivedPart, CheckedOperation
+from mpicoll.collectives.counted_call import CountedCall
+from mpicoll.collectives.operation import CheckedOperation
+from mpicoll.kernels.scattered_parts import has_room
 
 
 class _Ends(NamedTuple):
@@ -63,15 +66,14 @@ def _rooted(scope: CallContext, call: CallArguments, collective: str, whole: Any
     ends = _resolve_ends(scope, call, collective, root, whole, part)
     by_counts = call.collective != collective
     uneven = by_counts and not _tells_counts(scope)
-    told = _counts(scope, ends, root, collective if by_counts else "", call.recvcounts)
-    counts, dtype = told.counts, told.dtype
+    if by_counts and _is_one_round(scope, call):
+        return _counted_call(scope, collective, ends, root)
+    counts, dtype = _counts(scope, ends, root, collective if by_counts else "")
     total, begin, end = sum(counts), sum(counts[:rank]), sum(counts[: rank + 1])
     if ends.part is not None and ends.whole is not None and is_part(ends.part, ends.whole, begin, end):
         ends = ends._replace(part=None)
     send, recv = (ends.part, ends.whole) if collective == "gather" else (ends.whole, ends.part)
     _check_ends(ends, send, recv, total, end - begin)
-    if told.part is not None and ends.part is not None:
-        return ArrivedPart(VectorPart(ends.part, 0, ends.part.count), told.part)
     name = _algorithm(scope, call, collective, total * dtype.itemsize, uneven)
     if name == select.NATIVE:
         return native(scope, call, True)
@@ -86,6 +88,30 @@ def _rooted(scope: CallContext, call: CallArguments, collective: str, whole: Any
         source=send if collective == "scatter" else None, target=recv, counts=tuple(counts), uneven=uneven,
         idle=uneven and total == 0, root=root,
     )  # fmt: skip
+
+
+def _is_one_round(scope: CallContext, call: CallArguments) -> bool:
+    """Return whether a Gatherv or Scatterv is one in which only the root learns all lengths; the same on all ranks.
+
+    Where every call is compared before data move, the root tells its counts.
+    """
+    node, wanted = scope.channel.node, call.algorithm or scope.algorithm
+    if node is None or wanted != select.AUTO or scope.channel.check == "full":
+        return False
+    return scope.is_blocking and _tells_counts(scope) and has_room(scope.channel.size, node.slot_nbytes)
+
+
+def _counted_call(scope: CallContext, collective: str, ends: _Ends, root: int) -> CountedCall:
+    """Finish a Gatherv or Scatterv in one round."""
+    rank, part, whole, counts = scope.channel.rank, ends.part, ends.whole, ends.counts
+    dtype = next((each.dtype for each in (whole, part) if each is not None and each.count), BYTE)
+    if counts is not None and whole is not None:
+        begin, end = sum(counts[:rank]), sum(counts[: rank + 1])
+        if part is not None and is_part(part, whole, begin, end):
+            part = None
+        send, recv = (part, whole) if collective == "gather" else (whole, part)
+        _check_ends(ends._replace(part=part), send, recv, sum(counts), end - begin)
+    return CountedCall(scope.channel, collective, root, dtype, part, whole, counts)
 
 
 def _check_ends(ends: _Ends, send: Buffer | None, recv: Buffer | None, total: int, own: int) -> None:
@@ -120,7 +146,7 @@ def _resolve_ends(scope: CallContext, call: CallArguments, collective: str, root
     return _Ends(everything, None, counts)
 
 
-def _counts(scope: CallContext, ends: _Ends, root: int, tells: str, known: ToldCounts | None) -> ToldCounts:
+def _counts(scope: CallContext, ends: _Ends, root: int, tells: str) -> ToldCounts:
     """Return the counts of all ranks' parts, as far as this rank knows them, 0 for others; and the element type.
 
     A rank without elements does not know the type of the others': it may have given any.
@@ -136,12 +162,8 @@ def _counts(scope: CallContext, ends: _Ends, root: int, tells: str, known: ToldC
         own = part.count if part is not None else whole.count // size if whole is not None else 0
         return ToldCounts([own] * size, dtype)
     if _tells_counts(scope):
-        told = known or counts_from_root.broadcast(scope, ends.counts, dtype, root, tells)
-        if part is None or not part.count:
-            return told
-        if told.part is not None and told.dtype != dtype:
-            counts_from_root.raise_difference(scope.channel, told, dtype, root)
-        return told._replace(dtype=dtype)
+        told = counts_from_root.broadcast(scope, ends.counts, dtype, root, tells)
+        return told._replace(dtype=dtype) if part is not None and part.count else told
     if ends.counts is not None:
         return ToldCounts(ends.counts, dtype)
     return ToldCounts([part.count if peer == rank and part is not None else 0 for peer in range(size)], dtype)

@@ -1,10 +1,9 @@
 """Vector collectives on shared memory: the plain cases of Allgatherv, Gatherv, Scatterv and Reduce_scatter.
 
 Where blocks follow each other in ordinary arrays such a call is one compiled call; other blocks of an array are packed.
-In Gatherv and Scatterv it begins with a broadcast of the root's counts, to which short parts are attached
-(:mod:`mpicoll.kernels.told_counts`). Compiled code reads the most common specifications
-(:mod:`mpicoll.kernels.vector_specs`), Python some others. Everything else takes the general path, which makes the same
-calls.
+Of Gatherv and Scatterv only the root knows all counts (:mod:`mpicoll.kernels.counted_parts`). Compiled code reads the
+most common specifications (:mod:`mpicoll.kernels.vector_specs`), Python some others. Everything else takes the general
+path, which makes the same calls.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.plain_specs import are_counts, key_of, listed
-from mpicoll.collectives import counts_from_root
+from mpicoll.collectives import on_shared_memory
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
 from mpicoll.collectives.dispatched_requests import start_quickly
 from mpicoll.collectives.execute import complete, run
 from mpicoll.collectives.plain_arguments import received_array, sent_array
 from mpicoll.collectives.requests import Request
 from mpicoll.collectives.whole_vectors import Whole, WholeVectors
-from mpicoll.kernels.attached_parts import scatter_words
+from mpicoll.kernels.counted_calls import call_counted
 from mpicoll.kernels.dispatch import UNEVEN, call
 from mpicoll.kernels.operation_words import (
     ALLGATHER,
@@ -33,8 +32,8 @@ from mpicoll.kernels.operation_words import (
     OTHER,
     REDUCE_SCATTER,
     SCATTER,
+    WAITING,
 )
-from mpicoll.kernels.told_counts import TOLD, call_read, call_told, end_told
 from mpicoll.kernels.uneven_calls import call_uneven, call_uneven_in
 from mpicoll.shared_memory.fast_dispatch import hash_of_offsets
 
@@ -57,27 +56,18 @@ class _Ends(NamedTuple):
         This rank's part; a temporary array if the part is elsewhere.
     whole
         The root's parts of all ranks; None on other ranks.
-    told
-        Memory for what the root tells.
     place
         Where the part is; None if it is in `part`.
     """
 
     part: np.ndarray
     whole: Whole | None
-    told: np.ndarray
     place: np.ndarray | None = None
 
     @property
-    def vector(self) -> np.ndarray | None:
-        """All parts, one after the other; None on ranks other than the root."""
-        return None if self.whole is None else self.whole.vector
-
-    def arguments(self, made: CallArguments) -> CallArguments:
-        """Return the call with these arrays."""
-        whole = None if self.whole is None else [self.whole.vector, list(self.whole.lengths.counts)]
-        send, recv = (self.part, whole) if made.collective == "gatherv" else (whole, self.part)
-        return made._replace(sendbuf=send, recvbuf=recv)
+    def spec(self) -> list[Any] | None:
+        """All parts, as a specification with counts; None on ranks other than the root."""
+        return None if self.whole is None else [self.whole.vector, list(self.whole.lengths.counts)]
 
     def unpack(self, collective: int) -> None:
         """Copy the result to its places."""
@@ -113,9 +103,11 @@ class VectorCalls:
         self._in_use: _Parts | None = None  # by the last call, while others may be dropped
         self._size = scope.channel.size
         self._wholes = WholeVectors(self._size)
-        self._told = np.zeros(scatter_words(self._size), np.int64)  # by the root of the call that compiled code makes
         if scope.channel.node is not None:
-            scope.channel.dispatch.learn_tell(scope.channel.node.tell_plan())
+            plan = scope.channel.node.counted_plan
+            scope.channel.dispatch.learn_counted(
+                [plan(collective, is_root) for collective in ("gather", "scatter") for is_root in (False, True)]
+            )
 
     def allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Make an Allgatherv."""
@@ -144,16 +136,16 @@ class VectorCalls:
             self._complete(status, CallArguments("reduce_scatter", sendbuf, recvbuf, op, recvcounts=recvcounts))
 
     def gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
-        """Make a Gatherv, in which the root tells the counts."""
-        status = call_told.run(self.table, GATHER, sendbuf, recvbuf, root, self._told)
-        if status != TOLD + DONE:
+        """Make a Gatherv, whose counts only the root knows."""
+        status = call_counted.run(self.table, GATHER, sendbuf, recvbuf, root)
+        if status != DONE:
             made = CallArguments("gatherv", sendbuf, recvbuf, MPI.SUM, root)
             self._go_on_rooted(GATHER, status, made, sendbuf, recvbuf)
 
     def scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
-        """Make a Scatterv, in which the root tells the counts."""
-        status = call_told.run(self.table, SCATTER, sendbuf, recvbuf, root, self._told)
-        if status != TOLD + DONE:
+        """Make a Scatterv, whose counts only the root knows."""
+        status = call_counted.run(self.table, SCATTER, recvbuf, sendbuf, root)
+        if status != DONE:
             made = CallArguments("scatterv", sendbuf, recvbuf, MPI.SUM, root)
             self._go_on_rooted(SCATTER, status, made, recvbuf, sendbuf)
 
@@ -207,29 +199,25 @@ class VectorCalls:
             return None
         return _Plain(send, recv, tuple(recvcounts))
 
-    def _go_on_rooted(self, number: int, status: int, made: CallArguments, part: Any, parts: Any) -> None:
-        """Go on with a Gatherv or Scatterv for which :func:`call_told` has returned `status`, which is not its end.
+    def _go_on_rooted(self, number: int, status: int, made: CallArguments, part: Any, whole: Any) -> None:
+        """Go on with a Gatherv or Scatterv for which :func:`call_counted` has returned `status`, which is not its end.
 
         Parameters
         ----------
-        part, parts
+        part, whole
             The specifications of this rank's part, and of the root's parts of all ranks.
         """
-        told, ends = self._told, None
-        if status < TOLD:
-            ends = self._plain_ends(number, made.root, part, parts)
-            if ends is not None and status == OTHER:  # nothing has happened
-                told = ends.told
-                status = call_read.run(self.table, number, ends.part, ends.vector, made.root, told)
-            if ends is None or status == OTHER:
-                run(self._scope, *made)
-                return
-            if status < TOLD:
-                complete(self._scope, status, CallArguments("bcast", None, told, root=made.root))
-                status = end_told.run(self.table, number, ends.part, ends.vector, made.root, told)
-        if ends is not None:  # in whatever way the call is made, the result is where it is copied from
-            made = ends.arguments(made)
-        self._complete(status - TOLD, made, told)
+        ends = self._plain_ends(number, made.root, part, whole) if status == OTHER else None
+        if ends is not None:
+            part, whole = ends.part, ends.spec
+            status = call_counted.run(self.table, number, part, whole, made.root)
+        if status == OTHER:
+            run(self._scope, *made)
+            return
+        if status == WAITING:
+            status = on_shared_memory.go_on(self._scope.channel)
+        if status != DONE:
+            complete(self._scope, status, made)
         if ends is not None:
             ends.unpack(number)
 
@@ -239,13 +227,13 @@ class VectorCalls:
         if type(part) is not np.ndarray:
             return None
         if self._scope.channel.rank != root:
-            return _Ends(part, None, np.zeros(scatter_words(self._size), np.int64), place)
+            return _Ends(part, None, place)
         whole = self._wholes.find(whole_spec, written=number == GATHER)
         if whole is None or (whole.apart is not None and np.may_share_memory(part, whole.apart)):
             return None
         if number == SCATTER:
             whole.pack()
-        return _Ends(part, whole, whole.lengths.told, place)
+        return _Ends(part, whole, place)
 
     def _call(self, number: int, plain: _Plain | None, op: AnyOp = MPI.SUM) -> int:
         """Make the compiled call of a collective without a root; return its status, OTHER if it is not plain."""
@@ -266,13 +254,9 @@ class VectorCalls:
         made = self._known[counts, root] = _Parts(words, words.ctypes.data)
         return made
 
-    def _complete(self, status: int, made: CallArguments, told: np.ndarray | None = None) -> None:
+    def _complete(self, status: int, made: CallArguments) -> None:
         """Complete a call that has begun, or make it on the general path."""
-        if status == DONE:
-            return
-        if told is not None:
-            made = made._replace(recvcounts=counts_from_root.read(self._scope.channel, told, made.root))
         if status == OTHER:
             run(self._scope, *made)
-        else:
+        elif status != DONE:
             complete(self._scope, status, made)

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpicoll.buffers.plain_specs import KNOWN, blocks_in, key_of
-from mpicoll.kernels.attached_parts import scatter_words
-from mpicoll.kernels.dispatch_arguments import BYTE
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
 _MAX_KNOWN = 256
@@ -26,8 +24,6 @@ class Lengths(NamedTuple):
     ----------
     counts, total
         Elements of each part, and of all.
-    told
-        What a root tells the others: the counts, the number of the element type, and zeros.
     places
         Where each part is on the first axis of the caller's array; empty if the parts follow each other from its
         begin.
@@ -37,7 +33,6 @@ class Lengths(NamedTuple):
 
     counts: tuple[int, ...]
     total: int
-    told: np.ndarray
     places: tuple[slice, ...] = ()
     overlap: bool = False
 
@@ -134,9 +129,6 @@ def _described(spec: Any, size: int) -> tuple[np.ndarray, Lengths] | None:
         ends = sorted((place.start, place.stop) for place in places if place.start < place.stop)
         overlap = any(second[0] < first[1] for first, second in pairwise(ends))
     counts = tuple(count * unit for count in blocks.counts)
-    number, total = DTYPE_NUMBERS.get(array.dtype), sum(counts)
-    if number is None:
+    if array.dtype not in DTYPE_NUMBERS:
         return None
-    told = np.zeros(scatter_words(size), np.int64)
-    told[:size], told[size] = counts, number if total else BYTE
-    return array, Lengths(counts, total, told, places, overlap)
+    return array, Lengths(counts, sum(counts), places, overlap)

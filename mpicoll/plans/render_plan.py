@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpicoll.kernels import instructions as words
+from mpicoll.plans.counted_plans import make_counted
 from mpicoll.plans.plan_rows import PlanHeader, Row
 from mpicoll.plans.shared_memory_plans import make
 
 _NAMES = ("ENTER", "STARTED", "MEET", "RESOLVE", "AT_WORK", "DONE", "WAIT_DONE", "COPY", "DELIVER", "REDUCE", "IF",
-          "TILES", "SEGMENTS", "END")  # fmt: skip
+          "TILES", "SEGMENTS", "END", "OFFER_PARTS", "GIVE_PARTS", "TAKE_PARTS")  # fmt: skip
 _INSTRUCTIONS = {getattr(words, name): name for name in _NAMES}
 _MEANINGS = {
     words.STARTED: "publish the record, and what was copied",
@@ -18,6 +19,25 @@ _MEANINGS = {
     words.SEGMENTS: "the same with the next segment, if the vector passes through stages",
     words.END: "",
 }
+_OF_PARTS = {
+    ("gather", False): {
+        words.OFFER_PARTS: "write place and length of the own part to the record; copy it to the slot if it fits",
+        words.GIVE_PARTS: "copy further segments; wait for the root if it copies the part from where it is",
+    },
+    ("gather", True): {
+        words.OFFER_PARTS: "write to the record that there is nothing",
+        words.TAKE_PARTS: "compare all lengths and types with the counts; recvbuf <- the parts of all ranks",
+    },
+    ("scatter", False): {
+        words.OFFER_PARTS: "write to the record that there is nothing",
+        words.TAKE_PARTS: "wait for rank {root}; compare calls, length and type; recvbuf <- the own part",
+    },
+    ("scatter", True): {
+        words.OFFER_PARTS: "slot <- lengths of all parts, and the parts if they fit; write their place to the record",
+        words.GIVE_PARTS: "copy further segments; wait for all if they copy parts from where they are",
+    },
+}
+"""Meanings of rows by collective, and of the root or not."""
 _CONDITIONS = {
     words.INPUT_IS_STAGED: "the own sendbuf is private",
     words.OUTPUT_IS_STAGED: "the own recvbuf is private",
@@ -65,6 +85,26 @@ def draw(
     return [f"rank {rank}", *facts, *_lines(rows, rank, _hidden(rows) if single_copy else set())]
 
 
+def draw_counted(collective: str, rank: int, *, root: int = 0) -> list[str]:
+    """Return a rank's plan of a Gatherv or Scatterv in one round as lines of text.
+
+    Parameters
+    ----------
+    collective
+        ``"gather"`` or ``"scatter"``.
+    rank, root
+        The rank whose plan is drawn; the root.
+    """
+    rows = make_counted(collective, rank, is_root=rank == root)[1:]
+    meanings = _OF_PARTS[collective, rank == root]
+    lines = [f"rank {rank}" + ", the root" * (rank == root)]
+    for row in rows:
+        name = _INSTRUCTIONS[row[words.OPERATION]]
+        meaning = meanings.get(row[words.OPERATION], "") or _operands(row, rank)
+        lines.append(f"  {name:<13}{meaning.format(root=root)}".rstrip())
+    return lines
+
+
 def _hidden(rows: list[Row]) -> set[int]:
     """Return the rows that have no effect if nothing passes through stages."""
     hidden = {number for number, row in enumerate(rows) if row[words.OPERATION] == words.SEGMENTS}
@@ -105,8 +145,8 @@ def _operands(row: Row, own: int) -> str:
     if what in _MEANINGS:
         return _MEANINGS[what]
     if what == words.ENTER:
-        shown = "call and addresses" if first else "call"
-        before = "the operation" if first else "an operation"
+        shown = "call and addresses" if first == 1 else "call"
+        before = "the operation" if first == 1 else "an operation"
         return f"wait until all have started {before} before; write the {shown} to the own record"
     if what in (words.MEET, words.AT_WORK, words.WAIT_DONE):
         return _meeting(what, first, own)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
+from mpicoll.plans.counted_plans import make_counted
+from mpicoll.plans.plan_rows import Row
 from mpicoll.plans.shared_memory_plans import COLLECTIVES, make
 from mpicoll.plans.simulated_memory import Memory
 from mpicoll.plans.simulated_modules import Edits, load_executor
-from mpicoll.plans.tell_plan import make_tell
 from mpicoll.schedules import COLLECTIVES as ROWS
 from mpicoll.schedules.collective_table import Where
 
@@ -23,8 +24,8 @@ STAGE_NBYTES, SLOT_NBYTES = 512, 256
 """Bytes of a stage; and of a slot if no rank is ahead of others, or of a piece of a slot."""
 BUFFER_NBYTES, PLANS_NBYTES = 2048, 128 << 10
 """Bytes of a buffer, and of all plans of a rank."""
-ATTACHED = "scatterv"
-"""Kind of a short Scatterv whose parts the root attaches to their counts, see :mod:`mpicoll.kernels.attached_parts`."""
+COUNTED = ("gatherv", "scatterv")
+"""Kinds of operations of which only the root knows all counts, see :mod:`mpicoll.kernels.counted_parts`."""
 BY_PARTS = tuple(name for name in COLLECTIVES if ROWS[name].by_parts)
 
 
@@ -134,10 +135,9 @@ class Ranks:
         self.size, self.memory, self.modules = len(self.members), memory, self.processes.modules
         self.words, self.executor = self.modules.operation_words, self.modules.executor
         words, size = self.words, self.size
-        self.bounds = [memory.private(8 * (size + 1)) for _ in range(size)]
+        self.bounds = [memory.private(16 * size + 8) for _ in range(size)]
         self.jobs = [memory.private(8 * words.job_words(size)) for _ in range(size)]
         self._slot_nbytes = SLOT_NBYTES * self.processes.ahead
-        self._told = [memory.private(self._slot_nbytes) for _ in range(size)]
         self._plans: dict[tuple[str, int, int, bool], int] = {}
         self._plans_end = memory.private(size * PLANS_NBYTES)
         self.buffers = [self.processes.buffers[process][buffers] for process in self.members]
@@ -173,12 +173,16 @@ class Ranks:
         """Return the address of a plan."""
         key = (kind, rank, root, long)
         if key not in self._plans:
-            made = make_tell(rank) if kind == ATTACHED else make(kind, self.size, rank, root=root, long=long)
-            rows = np.array(made, np.int64)
+            rows = np.array(self._made(kind, rank, root, long), np.int64)
             self._plans[key] = self._plans_end
             self.memory.fill(self._plans_end, rows)
             self._plans_end += rows.nbytes
         return self._plans[key]
+
+    def _made(self, kind: str, rank: int, root: int, long: bool) -> tuple[Row, ...]:
+        if kind in COUNTED:
+            return make_counted(kind.removesuffix("v"), rank, is_root=rank == root)
+        return make(kind, self.size, rank, root=root, long=long)
 
     def plan_of(self, rank: int, operation: SimulatedOperation) -> int:
         """Return the address of an operation's plan; plans are made one at a time."""
@@ -188,8 +192,8 @@ class Ranks:
     def start(self, rank: int, operation: SimulatedOperation) -> int:
         """Write this rank's input and start the operation; return the status."""
         words, kind, count = self.words, operation.kind, operation.count
-        if kind == ATTACHED:
-            return self._start_attached(rank, operation)
+        if kind in COUNTED:
+            return self._start_counted(rank, operation)
         send, recv = (self.buffers[rank][place] for place in operation.places[rank])
         if operation.in_place or kind == "bcast":
             send = recv
@@ -210,39 +214,41 @@ class Ranks:
             self.put(rank, word, value)
         return int(self.executor.begin(self.jobs[rank]))
 
-    def _start_attached(self, rank: int, operation: SimulatedOperation) -> int:
-        """Start a Scatterv with attached parts; :meth:`take` gets this rank's."""
-        words, parts, root, told = self.words, self.modules.attached_parts, operation.root, self._told[rank]
+    def _start_counted(self, rank: int, operation: SimulatedOperation) -> int:
+        """Start a Gatherv or Scatterv in one round."""
+        words, root, job, kind = self.words, operation.root, self.jobs[rank], operation.kind
+        send, recv = (self.buffers[rank][place] for place in operation.places[rank])
+        collective = words.COLLECTIVES.index(kind.removesuffix("v"))
+        counts = np.diff(self.bounds_of(operation))
+        gathers, at_root, nbytes = kind == "gatherv", rank == root, 8 * int(counts[rank])
+        if gathers or at_root:
+            self.memory.write(send, self._given(rank, operation))
+        self.memory.fill(self.bounds[rank], np.concatenate([counts, self.bounds_of(operation)[:-1]]))
         for word, value in {
-            words.COLLECTIVE: words.BCAST,
-            words.COUNT: parts.scatter_words(self.size),
-            words.CALL: words.BCAST | words.SCATTER << 16 | root << 32,
+            words.COLLECTIVE: collective,
+            words.COUNT: 0,
+            words.CALL: collective | collective << 16 | root << 32,
             words.ROOT: root,
-            words.SEND: told,
-            words.RECV: told,
-            words.PLAN: self.plan(ATTACHED if rank == root else "bcast", rank, root, False),
+            words.SEND: send,
+            words.RECV: recv,
+            words.BOUNDS: self.bounds[rank],
+            words.PART_NBYTES: 0 if gathers and at_root else nbytes,
+            words.PLAN: self.plan(kind, rank, root, False),
         }.items():
             self.put(rank, word, value)
-        if rank == root:
-            send, bounds = self.buffers[rank][operation.places[rank][0]], self.bounds_of(operation)
-            self.memory.write(send, operation.values[rank])
-            for peer in range(self.size):
-                self.memory.store(told + 8 * peer, bounds[peer + 1] - bounds[peer])
-            if not parts.has_room(self.jobs[rank], 8 * operation.count):
-                raise ValueError(f"{operation} does not fit into a slot")
-            parts.attach(self.jobs[rank], told, send, 8 * operation.count)
-        return int(self.executor.begin(self.jobs[rank]))
+        if at_root and not gathers:
+            offered = 8 * self.size + 8 * operation.count - nbytes
+            self.put(rank, words.PART_NBYTES, min(self._slot_nbytes, offered))
+        return int(self.executor.begin(job))
+
+    def _given(self, rank: int, operation: SimulatedOperation) -> np.ndarray:
+        """Return what a rank gives to a Gatherv, or the root to a Scatterv."""
+        part = slice(*self.bounds_of(operation)[rank : rank + 2])
+        return operation.values[rank][part if operation.kind == "gatherv" else slice(None)]
 
     def bounds_of(self, operation: SimulatedOperation) -> list[int]:
-        """Return the offsets of the parts of a Scatterv, whose lengths differ."""
+        """Return the offsets of the parts of a Gatherv or Scatterv, whose lengths differ."""
         return [operation.count * rank**2 // self.size**2 for rank in range(self.size + 1)]
-
-    def take(self, rank: int, operation: SimulatedOperation) -> None:
-        """Take this rank's part of an operation whose plan has ended, if parts are attached."""
-        if operation.kind == ATTACHED:
-            recv, parts = self.buffers[rank][operation.places[rank][1]], self.modules.attached_parts
-            if not parts.take_part(self.jobs[rank], self._told[rank], operation.root, 8, recv):
-                raise AssertionError(f"rank {rank} of {self.size}: counts of {operation} are not sound")
 
     def _give(self, rank: int, operation: SimulatedOperation, send: int) -> None:
         """Write a rank's input to its sendbuf."""
@@ -257,14 +263,13 @@ class Ranks:
         return int(self.executor.advance(self.jobs[rank]))
 
     def check(self, rank: int, operation: SimulatedOperation) -> None:
-        """Take what is attached, check the result, and overwrite the buffers, as the caller may after the operation.
+        """Check the result, and overwrite the buffers, as the caller may after the operation.
 
         Raises
         ------
         AssertionError
             If the result is wrong.
         """
-        self.take(rank, operation)
         send, recv = (self.buffers[rank][place] for place in operation.places[rank])
         expected = self._expected(rank, operation)
         if expected is not None:
@@ -291,6 +296,9 @@ class Ranks:
             "alltoall": values[:, own].reshape(-1),
             "scan": values[: rank + 1].sum(axis=0),
             "exscan": values[:rank].sum(axis=0) if rank else None,
-            ATTACHED: values[root, slice(*self.bounds_of(operation)[rank : rank + 2])],
+            "gatherv": np.concatenate([self._given(each, operation) for each in range(self.size)])
+            if rank == root
+            else None,
+            "scatterv": values[root, slice(*self.bounds_of(operation)[rank : rank + 2])],
         }
         return expected[operation.kind]

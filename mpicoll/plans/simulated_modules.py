@@ -18,11 +18,14 @@ Edits = dict[str, tuple[str, str]] | None
 _MODULES = (
     "operation_words",
     "futex",
-    "attached_parts",
     "instructions",
     "operands",
     "movement",
     "call_records",
+    "part_offers",
+    "gathered_parts",
+    "scattered_parts",
+    "counted_parts",
     "method_trials",
     "executor",
     "withdrawal",
@@ -97,8 +100,10 @@ def _compiled(path: Path, old: str, new: str) -> types.CodeType:
 
 
 def _note_waits(memory: Memory, modules: types.SimpleNamespace) -> None:
-    """Make the function that waits for a flag report the value to the memory."""
+    """Make the functions that wait for a word report the value to the memory."""
     has_come, record_of = modules.call_records.has_come, modules.operation_words.record_of
+    users = modules.gathered_parts, modules.scattered_parts
+    has_reached = modules.part_offers.has_reached
 
     def noted(job: int, rank: int, sequence: int, stage: int) -> bool:
         came: bool = has_come(job, rank, sequence, stage)
@@ -106,4 +111,12 @@ def _note_waits(memory: Memory, modules: types.SimpleNamespace) -> None:
             memory.waited(record_of(job, rank, sequence), 4 * sequence + stage)
         return came
 
+    def noted_word(job: int, word: int, wanted: int) -> bool:
+        reached: bool = has_reached(job, word, wanted)
+        if reached:
+            memory.waited(word, wanted)
+        return reached
+
     modules.call_records.has_come = noted
+    for module in users:
+        module.has_reached = noted_word

@@ -16,8 +16,8 @@ import numpy as np
 from mpicoll.errors import MpicollError
 from mpicoll.plans.shared_memory_plans import COLLECTIVES
 from mpicoll.plans.simulated_executor import (
-    ATTACHED,
     BY_PARTS,
+    COUNTED,
     PLANS_NBYTES,
     Edits,
     Processes,
@@ -76,10 +76,11 @@ def every_operation(size: int, kinds: Sequence[str] = COLLECTIVES) -> Iterator[S
         yield operation(size, "allreduce", SEGMENTS, 0, "private", in_place=True)
 
 
-def attached_operations(size: int) -> Iterator[SimulatedOperation]:
-    """Yield short Scattervs whose parts are attached to their counts, with the first root and the last."""
-    for count, root in itertools.product((SHORT, size, 14) if size < 9 else (SHORT,), (0, size - 1)):
-        yield operation(size, ATTACHED, count, root)
+def counted_operations(size: int) -> Iterator[SimulatedOperation]:
+    """Yield Gathervs and Scattervs in one round: every length and kind of memory, with the first root and the last."""
+    for kind, count, root in itertools.product(COUNTED, (SHORT, SLOT, ONE_SEGMENT, SEGMENTS), (0, size - 1)):
+        for memory in ("private", "shared") if count > SLOT else ("private",):
+            yield operation(size, kind, count, root, memory)
 
 
 def prove(
@@ -219,7 +220,8 @@ def prove_collective(collective: str, size: int) -> int:
     Refuted
         As :func:`prove` does.
     """
-    single = list(every_operation(size, (collective,)))
+    operations = counted_operations(size) if collective in COUNTED else every_operation(size, (collective,))
+    single = [one for one in operations if one.kind == collective]
     sequences = [*((one,) for one in single), *itertools.product(single, repeat=2)]
     for method, sequence in itertools.product(METHODS, sequences):
         prove(size, sequence, method)

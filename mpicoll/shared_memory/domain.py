@@ -169,11 +169,11 @@ class SharedMemoryDomain:
             self._plans[key] = np.array(rows, np.int64)
         return self._plans[key].ctypes.data
 
-    def tell_plan(self) -> int:
-        """Return the address of the plan by which this rank, as root, tells its counts."""
-        key = ("tell", self.rank, False)
+    def counted_plan(self, collective: str, is_root: bool) -> int:
+        """Return the address of this rank's plan of a Gatherv or Scatterv in one round."""
+        key = (f"{collective}v", int(is_root), False)
         if key not in self._plans:
-            self._plans[key] = np.array(plans.make_tell(self.rank), np.int64)
+            self._plans[key] = np.array(plans.make_counted(collective, self.rank, is_root=is_root), np.int64)
         return self._plans[key].ctypes.data
 
     @property

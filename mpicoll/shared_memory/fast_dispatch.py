@@ -6,6 +6,7 @@ type. The table also numbers the collectives of a communicator, for both paths.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.plain_specs import dtypes_by_handle
-from mpicoll.kernels import dispatch_table, told_counts, vector_specs
+from mpicoll.kernels import dispatch_table, uneven_parts, vector_specs
 from mpicoll.kernels import operation_words as layout
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.compared_calls import is_new
@@ -182,9 +183,9 @@ class FastDispatch:
         """Enter the address of a plan."""
         self._words[dispatch_table.plan_entry(collective, long, root, self._size)] = plan
 
-    def learn_tell(self, plan: int) -> None:
-        """Enter the address of the plan by which this rank, as root, tells its counts."""
-        self._words[dispatch_table.TELL] = plan
+    def learn_counted(self, plans: Sequence[int]) -> None:
+        """Enter the addresses of the plans of Gatherv, not as root and as root, and of Scatterv."""
+        self._words[dispatch_table.COUNTED_PLANS : dispatch_table.COUNTED_PLANS + len(plans)] = plans
 
     @property
     def running(self) -> int:
@@ -283,7 +284,7 @@ def _place_of(memory: np.ndarray | None) -> tuple[int, int]:
 
 def hash_of_offsets(offsets: np.ndarray, root: int) -> int:
     """Return what stands in a packed call for the lengths of parts and the root."""
-    return int(told_counts.distinction.run(offsets.ctypes.data, offsets.size - 1, root))
+    return int(uneven_parts.distinction.run(offsets.ctypes.data, offsets.size - 1, root))
 
 
 @lru_cache(maxsize=1024)
@@ -303,7 +304,7 @@ def describe(call: int, count: int) -> str:
         call >> dispatch_table.SINGLE_COPY_BIT & 1,
     )
     dtype, op, root = call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
-    if layout.COLLECTIVES[collective] == "bcast" and op:  # of counts, see `told_counts`
+    if layout.COLLECTIVES[collective] in ("bcast", "gather", "scatter") and op:  # counts that only the root knows
         return f"{layout.COLLECTIVES[op].capitalize()}v(root={root}, algorithm=shared)"
     moves = layout.COLLECTIVES[collective] != "barrier"
     parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"] if moves else []

@@ -11,9 +11,10 @@ import numpy as np
 
 from mpicoll.communicator.channel import Channel
 from mpicoll.errors import MpicollError, OperationError, RemoteError
-from mpicoll.kernels import executor, withdrawal
+from mpicoll.kernels import counted_parts, executor, withdrawal
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.dispatch_table import SINGLE_COPY_BIT
+from mpicoll.kernels.reduce import DTYPES
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.driver_thread import DriverThread, driver
@@ -61,8 +62,29 @@ def calls_of(job: np.ndarray, numbers: Sequence[int]) -> tuple[dict[str, list[in
 def progress_of(job: np.ndarray, size: int) -> tuple[str, tuple[int, ...]]:
     """Return the progress of an operation, for messages, and the ranks that are waited for."""
     state = int(job[words.STATE])
+    if state in (words.WORKING, words.LEAVING) and (awaited := counted_parts.awaited.run(job.ctypes.data)) >= 0:
+        return _STATES[state], (int(awaited),)
     missing = (rank for rank, row in enumerate(_seen(job, size)) if row[0] < (state == words.LEAVING))
     return _STATES[state], tuple(missing)
+
+
+def _differing_parts(job: np.ndarray) -> dict[str, list[int]]:
+    """Return the calls of a Gatherv or Scatterv in which this rank has found a difference to another one's part."""
+    own, root, peer = int(job[words.RANK]), int(job[words.ROOT]), int(job[words.WRONG_PART]) - 1
+    seen = np.zeros(4, np.int64)
+    counted_parts.part_of_rank.run(job.ctypes.data, peer, seen)
+    gathers, given, expected = job[words.COLLECTIVE] == words.GATHER, seen[:2].tolist(), seen[2:].tolist()
+    rank, by_rank, by_root = (peer, given, expected) if gathers else (own, expected, given)
+    name, direction = ("Gatherv", "from") if gathers else ("Scatterv", "for")
+    return {
+        f"{name}(root={root}, {_elements(*by_root)} {direction} rank {rank})": [root],
+        f"{name}(root={root}, {_elements(*by_rank)})": [rank],
+    }
+
+
+def _elements(nbytes: int, number: int) -> str:
+    dtype = DTYPES[number]
+    return f"{nbytes // dtype.itemsize} elements of {dtype}"
 
 
 def raise_failure(status: int, number: int, op_name: str) -> None:
@@ -242,6 +264,8 @@ class SharedOperation(InFlight):
 
     def _raise_mismatch(self) -> None:
         self.waiting()  # records the call: what others say of this number concerns this rank
+        if self._job[words.WRONG_PART]:
+            self.channel.watchdog.raise_difference(self.number, _differing_parts(self._job))
         calls, gone = calls_of(self._job, range(self.channel.size))
         number = self.number - int(self._job[words.SEQUENCE] - self._job[words.AWAITED])
         if len(calls) == 1:

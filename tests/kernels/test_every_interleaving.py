@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
+from mpicoll import plans
 from mpicoll.kernels.instructions import COPY, IS_PULLED, IS_PUSHED, WAIT_DONE
 from mpicoll.plans import shared_memory_plans, simulated_executor
 from mpicoll.plans.plan_rows import Row
-from mpicoll.plans.simulated_executor import BUFFER_NBYTES, PLANS_NBYTES, Edits, Ranks, SimulatedOperation
-from mpicoll.plans.simulated_memory import Memory, Race
-from mpicoll.plans.tell_plan import make_tell
+from mpicoll.plans.simulated_executor import BUFFER_NBYTES, COUNTED, PLANS_NBYTES, Edits, Ranks, SimulatedOperation
+from mpicoll.plans.simulated_memory import Memory
 from mpicoll.plans.verify_plan import (
     METHODS,
     ONE_SEGMENT,
@@ -26,7 +26,7 @@ from mpicoll.plans.verify_plan import (
     SHORT,
     SLOT,
     Refuted,
-    attached_operations,
+    counted_operations,
     every_operation,
     memory_for,
     operation,
@@ -43,7 +43,7 @@ from tests.kernels.world import COUNTS, KINDS, World, run_all
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [*range(2, 10), 16, 23] if extent.ALL else [2, 3, 4, 8])
 def test_every_operation(size: int, method: str) -> None:
-    for one in (*every_operation(size), *attached_operations(size)):
+    for one in (*every_operation(size), *counted_operations(size)):
         prove(size, (one,), method)
 
 
@@ -59,43 +59,31 @@ def test_sequences_of_two(size: int, method: str) -> None:
         prove(size, pair, method)
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_sequences_with_attached_parts(size: int) -> None:
+def test_sequences_with_counted_parts(size: int, method: str) -> None:
     """Three of them, since the third one uses the first one's slot again; and each before and after any other."""
-    attached, short = list(attached_operations(size)), [one for one in every_operation(size) if one.count <= SLOT]
-    for three in some(list(itertools.product(attached, repeat=3)), 60):
-        prove(size, three)
-    for first, between, last in some(list(itertools.product(attached, short, attached)), 100):
-        prove(size, (first, between, last))
+    counted, others = list(counted_operations(size)), list(every_operation(size))
+    for three in some(list(itertools.product(counted, repeat=3)), 60):
+        prove(size, three, method)
+    for first, between, last in some(list(itertools.product(counted, others, counted)), 100):
+        prove(size, (first, between, last), method)
 
 
-class LateRanks(Ranks):
-    """Ranks that take attached parts after they have started the next operation."""
+@pytest.mark.parametrize("kind", ["gatherv", "scatterv"])
+def test_parts_that_are_offered_late(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a rank publishes its record before its parts are in its slot."""
+    make = simulated_executor.make_counted
+    one = operation(2, kind, 4, root=1)
+    prove(2, [one])
 
-    def check(self, rank: int, operation: SimulatedOperation) -> None:
-        """Check nothing yet."""
+    def planted(collective: str, rank: int, *, is_root: bool) -> tuple[Row, ...]:
+        header, enter, offer, started, *rest = make(collective, rank, is_root=is_root)
+        return (header, enter, started, offer, *rest)
 
-    def start(self, rank: int, operation: SimulatedOperation) -> int:
-        status = super().start(rank, operation)
-        super().take(rank, operation)
-        return status
-
-
-def test_attached_parts_that_are_taken_late() -> None:
-    """Planted: a rank reads its part when it has started the next operation but one."""
-    one = operation(3, "scatterv", 6)
-    run(Ranks(Memory(3, 3 * (PLANS_NBYTES + (3 << 18)))), [one] * 4)
-    with pytest.raises(Race):
-        run(LateRanks(Memory(3, 3 * (PLANS_NBYTES + (3 << 18)))), [one] * 4)
-
-
-def test_parts_that_are_attached_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the root publishes its record before the parts are in its slot."""
-    header, enter, fill, started, *rest = make_tell(0)
-    prove(2, [operation(2, "scatterv", 4)])
-    monkeypatch.setattr(simulated_executor, "make_tell", lambda rank: (header, enter, started, fill, *rest))
+    monkeypatch.setattr(simulated_executor, "make_counted", planted)
     with pytest.raises(Refuted):
-        prove(2, [operation(2, "scatterv", 4)])
+        prove(2, [one])
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -144,7 +132,7 @@ class Devices(Memory):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "barrier"])
+@pytest.mark.parametrize("kind", [kind for kind in plans.COLLECTIVES if kind != "barrier"])
 def test_all_ranks_see_that_memory_cannot_be_copied(kind: str, rank: int) -> None:
     """All make the call in another way, and go on with the next one."""
     memory = Devices(3, 3 * (PLANS_NBYTES + (3 << 18)))
@@ -195,10 +183,35 @@ PLANTED = {
     "one stage for input": ("operands", "get(job, SEQUENCE) & 1, index", "0, index"),
     "no wait for those that use a buffer": ("executor", "is_last_segment(job) and not _input_is_staged(job)", "False"),
     "one record": ("operation_words", "sequence & (records - 1)", "0"),
-    "one slot": ("operation_words", "((sequence & 1) * get(job, SIZE) + rank)", "rank"),
-    "parts at a wrong place": ("attached_parts", "offset = total", "offset = 0"),
-    "parts of another rank's slot": ("attached_parts", "slot_of(job, root) + begin", "slot_of(job, own) + begin"),
-    "parts in the record": ("attached_parts", "INLINE_NBYTES // 8 + 1", "1"),
+    "one slot": ("operation_words", "(get(job, SEQUENCE) & 1) * get(job, SIZE) + rank", "rank"),
+    "parts at a wrong place": ("scattered_parts", "before += nbytes if", "before += 0 if"),
+    "a half filled before it was taken": (
+        "gathered_parts",
+        "if not has_reached(job, record + 8 * RECORD_TAKEN, mark(job, number - 1)):",
+        "if False:",
+    ),
+    "a half taken before it was filled": (
+        "gathered_parts",
+        "not has_reached(job, record + 8 * RECORD_FILLED, mark(job, number + 1))",
+        "False",
+    ),
+    "a half of all parts filled before it was taken": (
+        "scattered_parts",
+        "not _half_is_free(job, number - 2, length)",
+        "False",
+    ),
+    "a half of all parts taken before it was filled": (
+        "scattered_parts",
+        "not has_reached(job, filled, mark(job, number + 1))",
+        "False",
+    ),
+    "a part that is gone when it is copied": (
+        "gathered_parts",
+        "(kind == IN_PLACE or get(job, CAREFUL))",
+        "False",
+    ),
+    "parts that are gone when they are copied": ("scattered_parts", "(kind == IN_PLACE or get(job, CAREFUL))", "False"),
+    "no wait for the root": ("scattered_parts", "status = meet(job, root)", "status = DONE"),
     "no wait for the others' work": ("call_records", "return all_have_come(job, sequence, 1) if", "return True if"),
     "started before its data": (
         "call_records",
@@ -212,7 +225,8 @@ def ahead_of_others(size: int, ahead: int, length: int, seed: int) -> list[Simul
     """Return operations most of which are so short that ranks do not wait for all others."""
     numbers, operations = random.Random(seed), list(every_operation(size))
     short = [one for one in operations if one.count <= SLOT and ROWS[one.kind].rooted]
-    operations += [operation(size, "scatterv", count, size - 1) for count in (SHORT, 20 * ahead)]
+    counts = (SHORT, SLOT, 20 * ahead)
+    operations += [operation(size, kind, count, size - 1) for kind in COUNTED for count in counts]
     return [numbers.choice(short if numbers.random() < 1 - 1 / ahead else operations) for _ in range(length)]
 
 
@@ -243,7 +257,7 @@ TOO_FAR = {
         "sequence)\n    return sequence - 1\n",
         "sequence)\n    return sequence - 2\n",
     ),
-    "parts in a piece": ("call_records", "and not may_have_parts(job)", ""),
+    "parts longer than a piece": ("call_records", "nbytes = get(job, PART_NBYTES)", "nbytes = 0"),
 }
 
 
@@ -253,7 +267,8 @@ def test_ranks_too_far_ahead_are_found(error: str, ahead: int) -> None:
     module, old, new = TOO_FAR[error]
     sequences = [ahead_of_others(3, ahead, 4 * ahead, seed) for seed in range(100)]
     sequences += [[operation(3, "bcast", count)] * 4 * ahead for count in (1, SLOT, ONE_SEGMENT)]
-    sequences.append([operation(3, "scatterv", 20 * ahead), *[operation(3, "bcast", SLOT)] * 5] * ahead)
+    for one in (operation(3, "gatherv", 60 * ahead, 2), operation(3, "scatterv", 30 * ahead, 1)):  # by rank 1
+        sequences.append([one, *[operation(3, "bcast", SLOT, 1)] * 5] * ahead)
     with pytest.raises(Refuted):
         prove_all(3, sequences, {module: (old, new)}, ahead)
 
@@ -287,14 +302,17 @@ def test_calls_that_differed_are_found_later(between: int, ahead: int) -> None:
     assert [memory.load(job + 8 * ranks.words.AWAITED) for job in ranks.jobs] == [1, 1]
 
 
-def prove_all(size: int, sequences: Iterable[Sequence[SimulatedOperation]], edits: Edits, ahead: int = 1) -> None:
+def prove_all(
+    size: int, sequences: Iterable[Sequence[SimulatedOperation]], edits: Edits, ahead: int = 1, method: str = "STAGE"
+) -> None:
     for sequence in sequences:
-        prove(size, sequence, edits=edits, ahead=ahead)
+        prove(size, sequence, method, edits, ahead)
 
 
 def prove_pairs(size: int, edits: Edits) -> None:
-    operations = [*every_operation(size), *attached_operations(size)]
-    prove_all(size, some(list(itertools.product(operations, repeat=2)), 400), edits)
+    operations = [*every_operation(size), *counted_operations(size)]
+    for method in METHODS:
+        prove_all(size, some(list(itertools.product(operations, repeat=2)), 400), edits, method=method)
 
 
 @pytest.mark.parametrize("error", PLANTED)

@@ -13,14 +13,13 @@ import time
 import numpy as np
 import pytest
 
-from mpicoll import plans
 from mpicoll.kernels.decorators import DISABLED
 from mpicoll.plans.simulated_executor import PLANS_NBYTES, Ranks, SimulatedOperation
 from mpicoll.plans.thread_memory import ThreadMemory
-from mpicoll.plans.verify_plan import METHODS, every_operation, operation
+from mpicoll.plans.verify_plan import METHODS, counted_operations, every_operation, operation
 from mpicoll.shared_memory.slot_lengths import ahead
 from tests import extent
-from tests.kernels.world import COUNTS, draw
+from tests.kernels.world import COUNTS, KINDS, draw
 
 pytestmark = pytest.mark.skipif(DISABLED, reason="the executor is not compiled")
 SECONDS = 60
@@ -66,7 +65,7 @@ def run_on_threads(ranks: Ranks, operations: list[SimulatedOperation]) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 13, 32, 64] if extent.ALL else [2, 3, 32])
 def test_every_operation(size: int, method: str) -> None:
-    run_on_threads(ranks_as_threads(size, method), list(every_operation(size)))
+    run_on_threads(ranks_as_threads(size, method), [*every_operation(size), *counted_operations(size)])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -74,7 +73,7 @@ def test_every_operation(size: int, method: str) -> None:
 def test_random_sequences(size: int, method: str) -> None:
     seed = random.randrange(1 << 30)
     numbers = random.Random(seed)
-    operations = [draw(numbers, size, plans.COLLECTIVES, COUNTS) for _ in range((4000 if extent.ALL else 1500) // size)]
+    operations = [draw(numbers, size, KINDS, COUNTS) for _ in range((4000 if extent.ALL else 1500) // size)]
     try:
         run_on_threads(ranks_as_threads(size, method), operations)
     except AssertionError as error:

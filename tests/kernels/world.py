@@ -7,10 +7,10 @@ import random
 import numpy as np
 
 from mpicoll import plans
-from mpicoll.plans.simulated_executor import BY_PARTS, PLANS_NBYTES, Edits, Ranks, SimulatedOperation
+from mpicoll.plans.simulated_executor import BY_PARTS, COUNTED, PLANS_NBYTES, Edits, Ranks, SimulatedOperation
 from tests.kernels.interleaving import Machine
 
-KINDS = plans.COLLECTIVES
+KINDS = (*plans.COLLECTIVES, *COUNTED)
 COUNTS = (1, 13, 30, 70, 130, 200)
 """By record, by slot, in one segment and in several."""
 

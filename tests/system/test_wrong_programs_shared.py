@@ -36,6 +36,8 @@ DIFFER = (
     "scatterv_root",
     "scatterv_and_bcast",
     "scatterv_and_gatherv",
+    "gatherv_dtype",
+    "gatherv_root",
     "plan_count",
     "plan_root",
     "shared_and_messages",
@@ -70,11 +72,19 @@ def test_one_ranks_bad_argument_is_an_error_on_all(case: str, size: int, mode: s
 
 
 @pytest.mark.parametrize(("size", "mode"), RUNS)
-def test_another_count_than_the_roots_is_an_error_on_all(size: int, mode: str) -> None:
-    for entry in outcomes(size, mode)["refused_counts"]:
-        assert entry["error"] == ("ValueError" if entry["rank"] == 1 else "RemoteError"), entry
-        assert re.search(r"recvbuf has (2 elements, but its part has 3|3 elements, but its part has 4)", entry["text"])
+@pytest.mark.parametrize("case", ["refused_counts", "gathered_counts", "known_gathered_counts"])
+def test_another_count_than_the_roots_is_an_error_on_all(case: str, size: int, mode: str) -> None:
+    """Where every call is compared first the root tells its counts; else root and rank find the difference."""
+    for entry in outcomes(size, mode)[case]:
         assert entry["seconds"] < 3, entry
+        if mode == "full":
+            assert entry["error"] == ("ValueError" if entry["rank"] == 1 else "RemoteError"), entry
+            assert re.search(r"(send|recv)buf has . elements, but its part has .", entry["text"]), entry
+            continue
+        assert entry["error"] == "MismatchError", entry
+        calls = re.findall(r"called \w+\(root=0, (\d) elements of float64( for rank 1| from rank 1|)\)", entry["text"])
+        assert len({count for count, _ in calls}) == 2, entry
+        assert sorted(bool(part) for _, part in calls) == [False, True], entry
 
 
 @pytest.mark.parametrize(("size", "mode"), [run for run in RUNS if run[1] == "default"])

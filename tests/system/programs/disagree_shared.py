@@ -8,7 +8,6 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.kernels.attached_parts import scatter_words
 from tests.system.programs.cases import (
     ODD,
     RANK,
@@ -93,7 +92,7 @@ def scatterv(comm: Comm, root: int = 0, dtype: str = "f8", count: int = 3) -> No
 
 
 def case_scatterv_dtype(comm: Comm) -> None:
-    """Elements have come with the counts when the rank sees that they are others; the others are told."""
+    """The rank sees in the root's record that elements are others; the root may have left, and is told."""
     scatterv(comm, dtype="f4" if ODD else "f8")
     comm.Barrier()
 
@@ -104,9 +103,9 @@ def case_scatterv_root(comm: Comm) -> None:
 
 
 def case_scatterv_and_bcast(comm: Comm) -> None:
-    """A broadcast of as many words as the root tells."""
+    """Records of two kinds of calls, of which none has a count."""
     if ODD:
-        comm.Bcast(vector(scatter_words(comm.size), "i8"))
+        comm.Bcast(vector(comm.size, "i8"))
     else:
         scatterv(comm)
     comm.Barrier()
@@ -118,6 +117,31 @@ def case_scatterv_and_gatherv(comm: Comm) -> None:
     else:
         scatterv(comm)
     comm.Barrier()
+
+
+def gatherv(comm: Comm, root: int = 0, dtype: str = "f8", count: int = 3, odd_count: int = 3) -> None:
+    counts = [3, odd_count, *[3] * (comm.size - 2)]
+    whole = [vector(sum(counts)), counts] if comm.rank == root else None
+    comm.Gatherv(vector(count, dtype), whole, root)
+    comm.Barrier()
+
+
+def case_gatherv_dtype(comm: Comm) -> None:
+    gatherv(comm, dtype="f4" if ODD else "f8")
+
+
+def case_gatherv_root(comm: Comm) -> None:
+    gatherv(comm, 1 if ODD else 0)
+
+
+def case_gathered_counts(comm: Comm) -> None:
+    """A length that the rank has not had before: it waits for the root."""
+    gatherv(comm, count=2 if ODD else 3)
+
+
+def case_known_gathered_counts(comm: Comm) -> None:
+    """A length that every rank has had before: the ranks have left when the root sees that it expects another one."""
+    gatherv(comm, odd_count=4)
 
 
 def case_refused_counts(comm: Comm) -> None:
@@ -178,7 +202,7 @@ def warm(comm: Comm) -> None:
     """Make calls of each kind, so that the compiled path is taken from then on."""
     for _ in range(3):
         comm.Allreduce(MPI.IN_PLACE, vector())
-        comm.Bcast(vector(scatter_words(comm.size), "i8"))
+        comm.Bcast(vector(comm.size, "i8"))
         for root in range(2):
             scatterv(comm, root)
             comm.Gatherv(vector(3), [vector(3 * comm.size), [3] * comm.size], root)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mpicoll.kernels import machine_code, told_counts
+from mpicoll.kernels import machine_code, uneven_parts
 from mpicoll.kernels.decorators import DISABLED, uncached_kernel
 
 pytestmark = pytest.mark.skipif(DISABLED, reason="addresses are for compiled code")
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(DISABLED, reason="addresses are for compiled cod
 
 def distinction(counts: tuple[int, ...], root: int = 0) -> int:
     offsets = np.array([0, *itertools.accumulate(counts)], np.int64)
-    return int(told_counts.distinction.run(offsets.ctypes.data, len(counts), root))
+    return int(uneven_parts.distinction.run(offsets.ctypes.data, len(counts), root))
 
 
 def test_equal_parts_are_told_apart_by_their_root_only() -> None:
@@ -33,7 +33,7 @@ def test_other_lengths_or_another_root_give_another_number() -> None:
 
 @uncached_kernel
 def lay_out(counts: int, size: int, root: int, parts: int) -> int:
-    told_counts.lay_out_counts(counts, size, root, parts)
+    uneven_parts.lay_out_counts(counts, size, root, parts)
     return 0
 
 
@@ -47,12 +47,12 @@ def test_counts_are_laid_out_as_offsets(counts: tuple[int, ...]) -> None:
 
 def test_functions_of_several_kernels_are_compiled_once() -> None:
     """Their kernels are short, and refer to them by symbol."""
-    from mpicoll.kernels import dispatch, exchange_calls, executor
+    from mpicoll.kernels import counted_calls, dispatch, exchange_calls, executor
 
     assert {"mpicoll.executor.progress", "mpicoll.dispatch.make_call"} <= set(machine_code.linked)
     if machine_code.obstacle():
         return
-    for kernel in (dispatch.call, executor.advance, told_counts.call_told, exchange_calls.exchange):
+    for kernel in (dispatch.call, executor.advance, counted_calls.call_counted, exchange_calls.exchange):
         kernel.load()
     called = {dispatch.call.native: "dispatch.make_call", executor.advance: "executor.progress"}
     from mpicoll.kernels import decorators

@@ -1,0 +1,203 @@
+"""Gatherv on shared memory in one round: each rank offers its part with its length, and the root takes all parts.
+
+::
+
+    rank 0 (root), counts 2 0 3000 9     rank 1             rank 2                  rank 3
+    ENTER, STARTED                       ENTER              ENTER                   ENTER
+    MEET all: the calls agree            OFFER 0 elements   OFFER, in place         OFFER, slot <- part
+    AT_WORK all                          STARTED            STARTED                 STARTED
+    TAKE: all lengths agree?             END                GIVE: wait until root   END
+          copy part of 0, 1, 2, 3                                is done
+    DONE, END                                               END
+
+FILLED of a rank's record is what the rank writes, TAKEN what the root writes (`part_offers`). The first time that a
+rank makes a call with this length it waits until the root is done all the same, so that both hear of a difference.
+"""
+
+from .atomics import copy, load, store, store_release
+from .call_records import wait_done
+from .decorators import helper
+from .operation_words import (
+    BOUNDS,
+    CAREFUL,
+    DONE,
+    ITEMSIZE,
+    LEAVING,
+    LOST,
+    MISMATCH,
+    PART_DTYPE,
+    PART_KIND,
+    PART_NBYTES,
+    PLACE,
+    RANK,
+    RECORD_FILLED,
+    RECORD_PART,
+    RECORD_PART_KIND,
+    RECORD_PART_NBYTES,
+    RECORD_TAKEN,
+    RECV,
+    ROOT,
+    SEND,
+    SIZE,
+    SLOT_NBYTES,
+    STATE,
+    WAITING,
+    WORKED,
+    WRONG_PART,
+    get,
+    put,
+)
+from .part_offers import (
+    DTYPE_BIT,
+    IN_PLACE,
+    IN_SLOT,
+    copy_in_place,
+    current_record,
+    has_reached,
+    is_sound,
+    kind_for,
+    kind_in,
+    mark,
+    offered_place,
+    offset_for,
+    segment_nbytes,
+    segment_place,
+)
+
+_WORK_NBYTES = 32 << 20
+"""Bytes after which the root returns, so that signals and deadlines are noticed."""
+
+
+# The rank that gives a part -------------------------------------------------------------------------------------------
+
+
+@helper
+def _fill(job, number):
+    """Copy a segment of this rank's part to its half; return False if there is no such segment."""
+    kind, nbytes = get(job, PART_KIND), get(job, PART_NBYTES)
+    length = segment_nbytes(job, kind)
+    first = number * length
+    if first >= nbytes:
+        return False
+    place = segment_place(job, get(job, RANK), kind, offset_for(job, kind), number)
+    copy(place, get(job, SEND) + first, min(length, nbytes - first))
+    return True
+
+
+@helper
+def offer_part(job):
+    """Write to the record where the part is, and copy its first two segments if it is copied; return DONE."""
+    rank, nbytes = get(job, RANK), get(job, PART_NBYTES)
+    record = current_record(job, rank)
+    kind = kind_for(job, get(job, SEND), True) if nbytes > get(job, SLOT_NBYTES) else IN_SLOT
+    put(job, PART_KIND, kind)
+    put(job, WORKED, 0 if rank == get(job, ROOT) else 2)  # the next segment to take, or to fill
+    store(record + 8 * RECORD_PART, get(job, SEND) if kind == IN_PLACE else offset_for(job, kind))
+    store(record + 8 * RECORD_PART_NBYTES, nbytes)
+    store(record + 8 * RECORD_PART_KIND, kind | get(job, PART_DTYPE) << DTYPE_BIT)
+    store_release(record + 8 * RECORD_FILLED, mark(job, 2))
+    store_release(record + 8 * RECORD_TAKEN, mark(job, 0))
+    if kind != IN_PLACE and _fill(job, 0):
+        _fill(job, 1)
+    return DONE
+
+
+@helper
+def give_part(job):
+    """Copy the segments that follow, and wait for the root where it needs this rank; return DONE or WAITING."""
+    put(job, STATE, LEAVING)
+    record, kind = current_record(job, get(job, RANK)), get(job, PART_KIND)
+    while kind != IN_PLACE and get(job, WORKED) * segment_nbytes(job, kind) < get(job, PART_NBYTES):
+        number = get(job, WORKED)
+        if not has_reached(job, record + 8 * RECORD_TAKEN, mark(job, number - 1)):
+            return WAITING
+        _fill(job, number)
+        put(job, WORKED, number + 1)
+        store_release(record + 8 * RECORD_FILLED, mark(job, number + 1))
+    if (kind == IN_PLACE or get(job, CAREFUL)) and not wait_done(job, get(job, ROOT)):
+        return WAITING
+    return DONE
+
+
+# The root -------------------------------------------------------------------------------------------------------------
+
+
+@helper
+def expected_nbytes(job, rank):
+    """Return the bytes of a rank's part; at BOUNDS are the counts of all ranks, and behind them the displacements."""
+    return load(get(job, BOUNDS) + 8 * rank) * get(job, ITEMSIZE)
+
+
+@helper
+def _target(job, rank):
+    """Return where a rank's part belongs."""
+    return get(job, RECV) + load(get(job, BOUNDS) + 8 * (get(job, SIZE) + rank)) * get(job, ITEMSIZE)
+
+
+@helper
+def _find_wrong(job):
+    """Return one more than the first rank whose part is not the one that the root expects, 0 if all are."""
+    for rank in range(get(job, SIZE)):
+        if rank == get(job, RANK):
+            continue
+        record = current_record(job, rank)
+        nbytes = load(record + 8 * RECORD_PART_NBYTES)
+        dtype = load(record + 8 * RECORD_PART_KIND) >> DTYPE_BIT
+        if nbytes != expected_nbytes(job, rank) or (nbytes and dtype != get(job, PART_DTYPE)):
+            return rank + 1
+        if nbytes and not is_sound(job, rank, kind_in(record), offered_place(job, rank), nbytes):
+            return rank + 1
+    return 0
+
+
+@helper
+def _take_segments(job, rank, kind, nbytes):
+    """Copy a part from slot or stage; return DONE or WAITING."""
+    record, length = current_record(job, rank), segment_nbytes(job, kind)
+    offset, target = offered_place(job, rank), _target(job, rank)
+    while get(job, WORKED) * length < nbytes:
+        number = get(job, WORKED)
+        first = number * length
+        if number > 1 and not has_reached(job, record + 8 * RECORD_FILLED, mark(job, number + 1)):
+            return WAITING
+        copy(target + first, segment_place(job, rank, kind, offset, number), min(length, nbytes - first))
+        put(job, WORKED, number + 1)
+        if 2 * length < nbytes:
+            store_release(record + 8 * RECORD_TAKEN, mark(job, number + 1))
+    put(job, WORKED, 0)
+    return DONE
+
+
+@helper
+def _take_from(job, rank):
+    """Copy the part of a rank; return DONE, WAITING, or LOST if its process cannot be accessed."""
+    nbytes, target, kind = expected_nbytes(job, rank), _target(job, rank), kind_in(current_record(job, rank))
+    if rank == get(job, RANK):
+        source = get(job, SEND)
+        if source and source != target:
+            copy(target, source, nbytes)
+        return DONE
+    if nbytes == 0 or kind != IN_PLACE:
+        return _take_segments(job, rank, kind, nbytes)
+    return DONE if copy_in_place(job, rank, target, offered_place(job, rank), nbytes) else LOST
+
+
+@helper
+def take_parts(job):
+    """Check all parts, and copy them, from PLACE on; return a status."""
+    size, own, copied = get(job, SIZE), get(job, RANK), 0
+    if get(job, PLACE) == 0:
+        put(job, WRONG_PART, _find_wrong(job))
+        if get(job, WRONG_PART):
+            return MISMATCH
+    while get(job, PLACE) < size:
+        rank = (own + get(job, PLACE)) % size
+        status = _take_from(job, rank)
+        if status != DONE:
+            return status
+        put(job, PLACE, get(job, PLACE) + 1)
+        copied += expected_nbytes(job, rank)
+        if copied >= _WORK_NBYTES:
+            return WAITING
+    put(job, PLACE, 0)
+    return DONE

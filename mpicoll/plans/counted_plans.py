@@ -1,0 +1,51 @@
+"""Plans of Gatherv and Scatterv in one round, see :mod:`mpicoll.kernels.counted_parts`.
+
+::
+
+    Gatherv: the root            another rank      Scatterv: the root           another rank
+    ENTER                        ENTER             ENTER                        ENTER
+    OFFER_PARTS  nothing         OFFER_PARTS       OFFER_PARTS  table, parts    OFFER_PARTS  nothing
+    STARTED                      STARTED           STARTED                      STARTED
+    MEET all                     MEET own          MEET own                     MEET own
+    AT_WORK all                  GIVE_PARTS        GIVE_PARTS                   TAKE_PARTS
+    TAKE_PARTS                   END               END                          DONE
+    DONE, END                                                                   END
+
+A rank that meets itself does not wait, unless lengths have not been compared before. A plan does not say which rank is
+the root: the operation's words do.
+"""
+
+from __future__ import annotations
+
+from mpicoll.kernels.instructions import (
+    ALL,
+    AT_WORK,
+    COUNTED,
+    DONE,
+    END,
+    ENTER,
+    GIVE_PARTS,
+    MEET,
+    OFFER_PARTS,
+    STARTED,
+    TAKE_PARTS,
+)
+from mpicoll.plans.plan_rows import PlanHeader, Row, row
+
+
+def make_counted(collective: str, rank: int, *, is_root: bool) -> tuple[Row, ...]:
+    """Return a rank's plan, a row for each instruction.
+
+    Parameters
+    ----------
+    collective
+        ``"gather"`` or ``"scatter"``.
+    """
+    begin = [row(OFFER_PARTS), row(STARTED)]
+    meet, take, end = row(MEET, rank), [row(TAKE_PARTS), row(DONE)], [row(END)]
+    if collective == "gather" and is_root:
+        begin += [row(MEET, ALL), row(AT_WORK, ALL), *take]
+    else:
+        begin += [meet, *([row(GIVE_PARTS)] if collective == "gather" or is_root else take)]
+    is_offered = collective == "gather" or is_root
+    return (row(*map(int, PlanHeader())), row(ENTER, COUNTED if is_offered else 0), *begin, *end)
