@@ -6,6 +6,7 @@ array of all parts with counts and displacements.
 
 from .atomics import load
 from .compared_calls import must_compare
+from .counted_parts import offered_by_root
 from .decorators import helper, linked, short_kernel
 from .dispatch import begin, is_open
 from .dispatch_arguments import array_in, number_of_dtype
@@ -55,7 +56,7 @@ from .operation_words import (
     read_word,
 )
 from .operation_words import METHOD as JOB_METHOD
-from .scattered_parts import has_room, offered_nbytes
+from .scattered_parts import has_room
 from .uneven_parts import hash_of_counts
 from .vector_specs import arrays_are_apart, nbytes_of, read_fitting
 
@@ -99,7 +100,7 @@ def _describe_root(table, job, part, spec):
     put(job, RECV, data_of(table, whole) if gathers else place)
     put(job, BOUNDS, counts)
     put(job, ITEMSIZE, get(table, ITEMSIZES + number_of_dtype(table, whole)))
-    put(job, PART_NBYTES, 0 if gathers else offered_nbytes(job))
+    put(job, PART_NBYTES, offered_by_root(job))
     put(job, PART_DTYPE, number_of_dtype(table, whole))
     return nbytes_of(table, whole)
 
@@ -175,8 +176,8 @@ def begin_counted(job, nbytes):
     """
     if get(job, STATE) != IDLE:
         return OTHER
-    if get(job, COLLECTIVE) == SCATTER and get(job, RANK) == get(job, ROOT):
-        put(job, PART_NBYTES, offered_nbytes(job))
+    if get(job, RANK) == get(job, ROOT):
+        put(job, PART_NBYTES, offered_by_root(job))
     start(job)
     return progress(job, 0) if nbytes <= AT_ONCE_NBYTES else WAITING
 

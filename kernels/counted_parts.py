@@ -4,8 +4,8 @@ See `gathered_parts` and `scattered_parts`.
 """
 
 from .atomics import load
-from .decorators import kernel_for, linked
-from .gathered_parts import expected_nbytes, give_part, offer_part, take_parts
+from .decorators import helper, kernel_for, linked
+from .gathered_parts import expected_nbytes, give_part, offer_part, places_nbytes, take_parts
 from .instructions import GIVE_PARTS, OFFER_PARTS
 from .operation_words import (
     COLLECTIVE,
@@ -22,7 +22,13 @@ from .operation_words import (
     has_counted_parts,
 )
 from .part_offers import DTYPE_BIT, current_record
-from .scattered_parts import give_parts, offer_parts, offered_to, take_part
+from .scattered_parts import give_parts, offer_parts, offered_nbytes, offered_to, take_part
+
+
+@helper
+def offered_by_root(job):
+    """Return how many bytes of its slot the root uses."""
+    return places_nbytes(job) if get(job, COLLECTIVE) == GATHER else offered_nbytes(job)
 
 
 @linked("int64", "int64", "int64")

@@ -10,12 +10,17 @@
           copy part of 0, 1, 2, 3                                is done
     DONE, END                                               END
 
+Where a part is longer than a slot, and the others can write to the root's recvbuf, the root's slot has a table of the
+lengths and places of all parts, and a rank with a long part copies it to its place itself, while others do the same:
+
+    GIVE: root has started? lengths agree? copy the part, DONE      TAKE: wait until the rank is done
+
 FILLED of a rank's record is what the rank writes, TAKEN what the root writes (`part_offers`). The first time that a
 rank makes a call with this length it waits until the root is done all the same, so that both hear of a difference.
 """
 
 from .atomics import copy, load, store, store_release
-from .call_records import wait_done
+from .call_records import go_to_work, meet, publish, wait_done
 from .decorators import helper
 from .operation_words import (
     BOUNDS,
@@ -40,18 +45,21 @@ from .operation_words import (
     SEND,
     SIZE,
     SLOT_NBYTES,
+    SLOTS,
     STATE,
     WAITING,
     WORKED,
     WRONG_PART,
     get,
     put,
+    slot_offset,
 )
 from .part_offers import (
     DTYPE_BIT,
     IN_PLACE,
     IN_SLOT,
     copy_in_place,
+    copy_to_place,
     current_record,
     has_reached,
     is_sound,
@@ -64,6 +72,10 @@ from .part_offers import (
     segment_place,
 )
 
+_ENTRY_NBYTES = 16
+"""Bytes of a rank's entry in the root's table: the length of its part, and the address of its place."""
+_PUSHED = -1
+"""In WORKED: the part has been copied to its place."""
 _WORK_NBYTES = 32 << 20
 """Bytes after which the root returns, so that signals and deadlines are noticed."""
 
@@ -89,9 +101,12 @@ def offer_part(job):
     """Write to the record where the part is, and copy its first two segments if it is copied; return DONE."""
     rank, nbytes = get(job, RANK), get(job, PART_NBYTES)
     record = current_record(job, rank)
+    if rank == get(job, ROOT):
+        _offer_places(job, record)
+        return DONE
     kind = kind_for(job, get(job, SEND), True) if nbytes > get(job, SLOT_NBYTES) else IN_SLOT
     put(job, PART_KIND, kind)
-    put(job, WORKED, 0 if rank == get(job, ROOT) else 2)  # the next segment to take, or to fill
+    put(job, WORKED, 2)  # the next segment to fill
     store(record + 8 * RECORD_PART, get(job, SEND) if kind == IN_PLACE else offset_for(job, kind))
     store(record + 8 * RECORD_PART_NBYTES, nbytes)
     store(record + 8 * RECORD_PART_KIND, kind | get(job, PART_DTYPE) << DTYPE_BIT)
@@ -103,8 +118,35 @@ def offer_part(job):
 
 
 @helper
+def _push(job):
+    """Copy a long part to its place at the root, if it can be reached; return a status."""
+    root, nbytes = get(job, ROOT), get(job, PART_NBYTES)
+    status = meet(job, root)
+    if status != DONE or kind_in(current_record(job, root)) != IN_PLACE:
+        return status
+    entry = offered_place(job, root)
+    if not is_sound(job, root, IN_SLOT, entry, _ENTRY_NBYTES * get(job, SIZE)):
+        return DONE
+    entry += get(job, SLOTS) + _ENTRY_NBYTES * get(job, RANK)
+    target = load(entry + 8)
+    if load(entry) != nbytes or not is_sound(job, root, IN_PLACE, target, nbytes):
+        return DONE  # the root sees that, and tells this rank, which waits for it
+    if not go_to_work(job, root):
+        return MISMATCH
+    if not copy_to_place(job, root, target, get(job, SEND), nbytes):
+        return LOST
+    publish(job, 1, LEAVING)
+    put(job, WORKED, _PUSHED)
+    return DONE
+
+
+@helper
 def give_part(job):
-    """Copy the segments that follow, and wait for the root where it needs this rank; return DONE or WAITING."""
+    """Copy the segments that follow, and wait for the root where it needs this rank; return a status."""
+    if get(job, PART_KIND) == IN_PLACE and get(job, WORKED) != _PUSHED:
+        status = _push(job)
+        if status != DONE:
+            return status
     put(job, STATE, LEAVING)
     record, kind = current_record(job, get(job, RANK)), get(job, PART_KIND)
     while kind != IN_PLACE and get(job, WORKED) * segment_nbytes(job, kind) < get(job, PART_NBYTES):
@@ -114,7 +156,8 @@ def give_part(job):
         _fill(job, number)
         put(job, WORKED, number + 1)
         store_release(record + 8 * RECORD_FILLED, mark(job, number + 1))
-    if (kind == IN_PLACE or get(job, CAREFUL)) and not wait_done(job, get(job, ROOT)):
+    is_read = kind == IN_PLACE and get(job, WORKED) != _PUSHED
+    if (is_read or get(job, CAREFUL)) and not wait_done(job, get(job, ROOT)):
         return WAITING
     return DONE
 
@@ -126,6 +169,31 @@ def give_part(job):
 def expected_nbytes(job, rank):
     """Return the bytes of a rank's part; at BOUNDS are the counts of all ranks, and behind them the displacements."""
     return load(get(job, BOUNDS) + 8 * rank) * get(job, ITEMSIZE)
+
+
+@helper
+def places_nbytes(job):
+    """Return how many bytes of its slot the root uses: for the table, if there are long parts and it has room."""
+    table = _ENTRY_NBYTES * get(job, SIZE)
+    for rank in range(get(job, SIZE)):
+        if rank != get(job, RANK) and expected_nbytes(job, rank) > get(job, SLOT_NBYTES) >= table:
+            return table
+    return 0
+
+
+@helper
+def _offer_places(job, record):
+    """Write the table and the root's record; its kind is IN_PLACE if others can write to recvbuf."""
+    table = slot_offset(job, get(job, RANK))
+    kind = kind_for(job, get(job, RECV), True) if get(job, PART_NBYTES) else IN_SLOT
+    for rank in range(get(job, SIZE) if kind == IN_PLACE else 0):
+        entry = get(job, SLOTS) + table + _ENTRY_NBYTES * rank
+        store(entry, expected_nbytes(job, rank))
+        store(entry + 8, _target(job, rank))
+    put(job, PART_KIND, kind)
+    put(job, WORKED, 0)  # the next segment to take
+    store(record + 8 * RECORD_PART, table)
+    store(record + 8 * RECORD_PART_KIND, kind)
 
 
 @helper
@@ -179,6 +247,8 @@ def _take_from(job, rank):
         return DONE
     if nbytes == 0 or kind != IN_PLACE:
         return _take_segments(job, rank, kind, nbytes)
+    if get(job, PART_KIND) == IN_PLACE:
+        return DONE if wait_done(job, rank) else WAITING
     return DONE if copy_in_place(job, rank, target, offered_place(job, rank), nbytes) else LOST
 
 

@@ -14,7 +14,7 @@ Two words of a rank's record count segments, each marked with the operation's nu
 copied to the halves, and TAKEN those that have been copied from there. Both only grow.
 """
 
-from .atomics import copy, load, load_acquire, pause, read_process, yield_core
+from .atomics import copy, load, load_acquire, pause, read_process, write_process, yield_core
 from .decorators import helper
 from .movement import vectors
 from .operands import in_arena
@@ -155,3 +155,12 @@ def copy_in_place(job, rank, target, source, nbytes):
         copy(target, source - peer_word(job, rank, SEGMENT_ADDRESS) + peer_word(job, rank, MAPPED), nbytes)
         return True
     return read_process(vectors(job), peer_word(job, rank, PID), target, source, nbytes)
+
+
+@helper
+def copy_to_place(job, rank, target, source, nbytes):
+    """Copy own data to a place of a rank; return False if its process cannot be accessed."""
+    if in_arena(job, rank, target):
+        copy(target - peer_word(job, rank, SEGMENT_ADDRESS) + peer_word(job, rank, MAPPED), source, nbytes)
+        return True
+    return write_process(vectors(job), peer_word(job, rank, PID), source, target, nbytes)

@@ -108,6 +108,8 @@ def _proof(arguments: argparse.Namespace, collective: str, size: int) -> list[st
     from mpicoll.plans.verify_plan import prove_collective
 
     number = prove_collective(collective, size)
+    if not number:
+        raise MpicollError(f"--verify: the simulated slots have no room for the table of {size} ranks; 16 ranks fit")
     return ["", f"verified for {size} ranks: {number} sequences of one and two operations, in every interleaving"]
 
 

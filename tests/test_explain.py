@@ -215,8 +215,10 @@ def test_collectives_of_which_only_the_root_knows_the_counts(kind: str, capsys: 
     text = explain(capsys, kind, "--size", "3", "--root", "2", "--verify")
     assert "rank 2, the root" in text
     assert "rank 0\n" in text
-    assert "verified for 3 ranks: 312 sequences" in text
+    assert "verified for 3 ranks: 840 sequences" in text
     assert explain(capsys, kind, "--algorithm", "shared", "--rank", "1").count("rank 1\n") == 1
+    assert main(["explain", "scatterv", "--size", "20", "--verify"]) == 2
+    assert "16 ranks fit" in capsys.readouterr().err
     for wrong, named in (("--algorithm=ring", "--algorithm"), ("--root=7", "--root"), ("--goal", "--goal")):
         assert main(["explain", kind, wrong]) == 2
         assert named in capsys.readouterr().err

@@ -236,9 +236,11 @@ class Ranks:
             words.PLAN: self.plan(kind, rank, root, False),
         }.items():
             self.put(rank, word, value)
-        if at_root and not gathers:
-            offered = 8 * self.size + 8 * operation.count - nbytes
-            self.put(rank, words.PART_NBYTES, min(self._slot_nbytes, offered))
+        if at_root:
+            others = np.delete(8 * counts, rank)
+            offered = 16 * self.size if gathers else 8 * self.size + int(others.sum())
+            is_used = not gathers or others.max() > self._slot_nbytes >= offered
+            self.put(rank, words.PART_NBYTES, min(self._slot_nbytes, offered) if is_used else 0)
         return int(self.executor.begin(job))
 
     def _given(self, rank: int, operation: SimulatedOperation) -> np.ndarray:

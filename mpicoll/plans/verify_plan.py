@@ -14,11 +14,13 @@ from contextlib import contextmanager
 import numpy as np
 
 from mpicoll.errors import MpicollError
+from mpicoll.kernels.scattered_parts import has_room
 from mpicoll.plans.shared_memory_plans import COLLECTIVES
 from mpicoll.plans.simulated_executor import (
     BY_PARTS,
     COUNTED,
     PLANS_NBYTES,
+    SLOT_NBYTES,
     Edits,
     Processes,
     Ranks,
@@ -78,8 +80,9 @@ def every_operation(size: int, kinds: Sequence[str] = COLLECTIVES) -> Iterator[S
 
 def counted_operations(size: int) -> Iterator[SimulatedOperation]:
     """Yield Gathervs and Scattervs in one round: every length and kind of memory, with the first root and the last."""
-    for kind, count, root in itertools.product(COUNTED, (SHORT, SLOT, ONE_SEGMENT, SEGMENTS), (0, size - 1)):
-        for memory in ("private", "shared") if count > SLOT else ("private",):
+    kinds = COUNTED if has_room(size, SLOT_NBYTES) else COUNTED[:1]
+    for kind, count, root in itertools.product(kinds, (SHORT, SLOT, ONE_SEGMENT, SEGMENTS), (0, size - 1)):
+        for memory in ("private", "shared", "to shared", "to private") if count > SLOT else ("private",):
             yield operation(size, kind, count, root, memory)
 
 
