@@ -36,6 +36,7 @@ _COLLECTIVES = (
     "object_calls",
     "object_parts",
     "object_reductions",
+    "one_rank_calls",
     "exchange_calls",
     "strided_copy",
     "typed_specs",

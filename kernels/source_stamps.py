@@ -83,6 +83,7 @@ _PLAN_USERS = (
     "object_records",
     "object_reductions",
     "object_scalars",
+    "one_rank_calls",
     "uneven_calls",
     "uneven_parts",
     "vector_checks",

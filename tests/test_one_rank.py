@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import re
 import signal
@@ -18,6 +19,9 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
+import mpicoll.errors
+from mpicoll.collectives import execute
+from mpicoll.interface import blocking
 
 
 @pytest.fixture
@@ -139,6 +143,55 @@ def test_a_block_of_one_rank_is_where_its_displacement_says(given: int, wanted: 
         assert np.count_nonzero(target) == 7
         target[:] = 0
     comm.Free()
+
+
+VECTOR_CALLS = {
+    "Gatherv": lambda send, recv, n, at: (send, [recv, [n], [at], MPI.DOUBLE]),
+    "Scatterv": lambda send, recv, n, at: ([send, ([n], [0])], [recv[at : at + n], MPI.DOUBLE]),
+    "Allgatherv": lambda send, recv, n, at: ([send, MPI.DOUBLE], [recv, ((n,), (at,))]),
+    "Alltoallv": lambda send, recv, n, at: ([send, [n]], [recv, (np.array([n]), np.array([at])), MPI.DOUBLE]),
+}
+
+
+@pytest.mark.parametrize("name", VECTOR_CALLS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_block_is_copied_to_its_place(comm: mpicoll.Intracomm, name: str, count: int) -> None:
+    for form, at in itertools.product((name, f"I{name.lower()}"), (0, 3)):
+        send, recv = np.arange(count) + 0.5, np.full(count + 5, -1.0)
+        request = getattr(comm, form)(*VECTOR_CALLS[name](send, recv, count, at))
+        assert request is None or request.Wait()
+        expected = np.full(count + 5, -1.0)
+        expected[at : at + count] = send
+        np.testing.assert_array_equal(recv, expected)
+
+
+def test_plain_blocks_are_copied_by_compiled_code(comm: mpicoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not comm._table:
+        pytest.skip("the executor is not compiled")
+    comm.Barrier()  # the first call takes the general path
+    monkeypatch.setattr(execute, "run", None)
+    monkeypatch.setattr(blocking, "run", None)
+    for name, arguments in VECTOR_CALLS.items():
+        getattr(comm, name)(*arguments(np.ones(3), np.zeros(8), 3, 1))
+        getattr(comm, f"I{name.lower()}")(*arguments(np.ones(3), np.zeros(8), 3, 1)).Wait()
+    comm.Gatherv(MPI.IN_PLACE, [np.zeros(3), [3]])
+    comm.Scatterv([np.zeros(3), [3]], MPI.IN_PLACE)
+
+
+def test_blocks_that_do_not_fit_are_refused(comm: mpicoll.Intracomm) -> None:
+    whole = np.arange(8.0)
+    comm.Barrier()
+    wrong = {
+        "counts": lambda: comm.Gatherv(np.ones(2), [np.zeros(8), [3]]),
+        "type": lambda: comm.Allgatherv(np.ones(3, np.float32), [np.zeros(8), [3]]),
+        "read-only": lambda: comm.Scatterv([whole, [8]], np.frombuffer(bytes(64))),
+        "beyond": lambda: comm.Gatherv(np.ones(3), [whole, ([3], [6])]),
+        "root": lambda: comm.Gatherv(np.ones(3), [whole, [3]], 1),
+    }
+    for name, call in wrong.items():
+        with pytest.raises((ValueError, TypeError, mpicoll.errors.MpicollError)):
+            call()
+        assert whole.tolist() == list(range(8)), name
 
 
 def test_what_is_no_rank_uses_no_communicator(comm: mpicoll.Intracomm) -> None:

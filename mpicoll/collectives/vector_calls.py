@@ -25,6 +25,7 @@ from mpicoll.collectives.requests import Request
 from mpicoll.collectives.whole_vectors import Whole, WholeVectors
 from mpicoll.kernels.counted_calls import call_counted
 from mpicoll.kernels.dispatch import UNEVEN, call
+from mpicoll.kernels.one_rank_calls import copy_block
 from mpicoll.kernels.operation_words import (
     ALLGATHER,
     DONE,
@@ -99,6 +100,7 @@ class VectorCalls:
         self._scope = scope
         self.table = table if scope.channel.node is not None else 0
         """0 where all of these calls take the general path."""
+        self._alone = table if scope.channel.size == 1 else 0
         self._known: dict[tuple[Sequence[int], int], _Parts] = {}
         self._in_use: _Parts | None = None  # by the last call, while others may be dropped
         self._size = scope.channel.size
@@ -135,19 +137,21 @@ class VectorCalls:
         if status != DONE:
             self._complete(status, CallArguments("reduce_scatter", sendbuf, recvbuf, op, recvcounts=recvcounts))
 
-    def gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
-        """Make a Gatherv, whose counts only the root knows."""
-        status = call_counted.run(self.table, GATHER, sendbuf, recvbuf, root)
-        if status != DONE:
-            made = CallArguments("gatherv", sendbuf, recvbuf, MPI.SUM, root)
-            self._go_on_rooted(GATHER, status, made, sendbuf, recvbuf)
+    def go_on_gatherv(self, status: int, sendbuf: Any, recvbuf: Any, root: int) -> None:
+        """Go on with a Gatherv for which :func:`call_counted` has returned `status`, which is not its end."""
+        self._go_on_rooted(GATHER, status, CallArguments("gatherv", sendbuf, recvbuf, MPI.SUM, root), sendbuf, recvbuf)
 
-    def scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> None:
-        """Make a Scatterv, whose counts only the root knows."""
-        status = call_counted.run(self.table, SCATTER, recvbuf, sendbuf, root)
-        if status != DONE:
-            made = CallArguments("scatterv", sendbuf, recvbuf, MPI.SUM, root)
-            self._go_on_rooted(SCATTER, status, made, recvbuf, sendbuf)
+    def go_on_scatterv(self, status: int, sendbuf: Any, recvbuf: Any, root: int) -> None:
+        """Go on with a Scatterv; see :meth:`go_on_gatherv`."""
+        self._go_on_rooted(
+            SCATTER, status, CallArguments("scatterv", sendbuf, recvbuf, MPI.SUM, root), recvbuf, sendbuf
+        )
+
+    def is_copied(self, sendbuf: Any, recvbuf: Any, algorithm: Any, root: Any = 0) -> bool:
+        """Make a collective that moves data, if this is the only rank and its blocks are plain; else return False."""
+        if not self._alone or algorithm is not None or type(root) is not int or root != 0:
+            return False
+        return copy_block.run(self._alone, sendbuf, recvbuf) == DONE
 
     def start_allgatherv(self, table: int, sendbuf: Any, recvbuf: Any) -> Request | None:
         """Start a plain Allgatherv with the table for nonblocking calls; None, having done nothing, if it is not."""
@@ -200,7 +204,7 @@ class VectorCalls:
         return _Plain(send, recv, tuple(recvcounts))
 
     def _go_on_rooted(self, number: int, status: int, made: CallArguments, part: Any, whole: Any) -> None:
-        """Go on with a Gatherv or Scatterv for which :func:`call_counted` has returned `status`, which is not its end.
+        """Go on with a Gatherv or Scatterv.
 
         Parameters
         ----------

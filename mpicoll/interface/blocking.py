@@ -23,6 +23,7 @@ from mpicoll.collectives.execute import go_on, run
 from mpicoll.collectives.vector_calls import VectorCalls
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.interface.derived_communicators import DerivedIntracomm
+from mpicoll.kernels.counted_calls import call_counted
 from mpicoll.kernels.dispatch import FOR_SHARED, FOR_SINGLE_COPY, call
 from mpicoll.kernels.operation_words import (
     ALLGATHER,
@@ -164,7 +165,7 @@ class BlockingCollectives(DerivedIntracomm):
         """Gather parts of any length on all ranks: ``recvbuf = [data, counts, displs, datatype]``."""
         if self._vector_calls.table and algorithm is None:
             self._vector_calls.allgatherv(sendbuf, recvbuf)
-        else:
+        elif not self._vector_calls.is_copied(sendbuf, recvbuf, algorithm):
             run(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
@@ -178,9 +179,12 @@ class BlockingCollectives(DerivedIntracomm):
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Gather parts of any length on `root`, where ``recvbuf = [data, counts, displs, datatype]``."""
-        if self._vector_calls.table and algorithm is None and type(root) is int and 0 <= root < self._size:
-            self._vector_calls.gatherv(sendbuf, recvbuf, root)
-        else:
+        calls = self._vector_calls
+        if calls.table and algorithm is None and type(root) is int and 0 <= root < self._size:
+            status = call_counted.run(calls.table, GATHER, sendbuf, recvbuf, root)
+            if status != DONE:
+                calls.go_on_gatherv(status, sendbuf, recvbuf, root)
+        elif not calls.is_copied(sendbuf, recvbuf, algorithm, root):
             run(self._scope, "gatherv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
@@ -194,9 +198,12 @@ class BlockingCollectives(DerivedIntracomm):
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
         """Scatter parts of any length of the root's buffer, where ``sendbuf = [data, counts, displs, datatype]``."""
-        if self._vector_calls.table and algorithm is None and type(root) is int and 0 <= root < self._size:
-            self._vector_calls.scatterv(sendbuf, recvbuf, root)
-        else:
+        calls = self._vector_calls
+        if calls.table and algorithm is None and type(root) is int and 0 <= root < self._size:
+            status = call_counted.run(calls.table, SCATTER, recvbuf, sendbuf, root)
+            if status != DONE:
+                calls.go_on_scatterv(status, sendbuf, recvbuf, root)
+        elif not calls.is_copied(sendbuf, recvbuf, algorithm, root):
             run(self._scope, "scatterv", sendbuf, recvbuf, MPI.SUM, root, algorithm)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
@@ -212,7 +219,7 @@ class BlockingCollectives(DerivedIntracomm):
         """Send a part of any length to each rank; both buffers are ``[data, counts, displs, datatype]``."""
         if self._block_exchange.takes(algorithm):
             self._block_exchange.alltoallv(sendbuf, recvbuf, algorithm)
-        else:
+        elif not self._vector_calls.is_copied(sendbuf, recvbuf, algorithm):
             run(self._scope, "alltoallv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
 
     def Alltoallw(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:

@@ -19,6 +19,7 @@ from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import Request
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.interface.blocking import BlockingCollectives
+from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.operation_words import (
     ALLGATHER,
     ALLREDUCE,
@@ -26,6 +27,7 @@ from mpicoll.kernels.operation_words import (
     BARRIER,
     BCAST,
     COLLECTIVES,
+    DONE,
     EXSCAN,
     GATHER,
     REDUCE,
@@ -48,7 +50,10 @@ class NonblockingCollectives(BlockingCollectives):
         self, collective: int, sendbuf: Any, recvbuf: Any, algorithm: str | None, op: Any = MPI.SUM, root: Any = 0
     ) -> Request:
         """Start a call; one compiled function does it if the call is plain."""
-        if self._nonblocking_table and algorithm is None:
+        if self._size == 1 and self._table and algorithm is None:  # it ends at once
+            if call.run(self._table, collective, sendbuf, recvbuf, op, root) == DONE:
+                return Request(self._scope.timeout)
+        elif self._nonblocking_table and algorithm is None:
             scope, table = self._scope, self._nonblocking_table
             quick = start_quickly(scope, table, collective, sendbuf, recvbuf, op, root)
             if quick is None:
@@ -76,6 +81,8 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Gatherv`; return its request. ``"auto"`` takes the MPI library's function."""
+        if self._vector_calls.is_copied(sendbuf, recvbuf, algorithm, root):
+            return Request(self._scope.timeout)
         return self._nonblocking_vector_calls.start("gatherv", sendbuf, recvbuf, root, algorithm)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
@@ -84,6 +91,8 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Scatterv`; return its request. ``"auto"`` takes the MPI library's function."""
+        if self._vector_calls.is_copied(sendbuf, recvbuf, algorithm, root):
+            return Request(self._scope.timeout)
         return self._nonblocking_vector_calls.start("scatterv", sendbuf, recvbuf, root, algorithm)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
@@ -95,6 +104,8 @@ class NonblockingCollectives(BlockingCollectives):
         quick = None
         if self._nonblocking_table and algorithm is None:
             quick = self._vector_calls.start_allgatherv(self._nonblocking_table, sendbuf, recvbuf)
+        elif self._vector_calls.is_copied(sendbuf, recvbuf, algorithm):
+            return Request(self._scope.timeout)
         if quick is not None:
             return quick
         return start(self._scope, "allgatherv", sendbuf, recvbuf, MPI.SUM, 0, algorithm)
@@ -105,6 +116,8 @@ class NonblockingCollectives(BlockingCollectives):
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Alltoallv`; return its request. ``"auto"`` takes the MPI library's function."""
+        if self._vector_calls.is_copied(sendbuf, recvbuf, algorithm):
+            return Request(self._scope.timeout)
         return self._nonblocking_vector_calls.start("alltoallv", sendbuf, recvbuf, 0, algorithm)
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
