@@ -52,6 +52,7 @@ from .operation_words import (
     CAREFUL,
     COLLECTIVE,
     COUNT,
+    DISPLS,
     DONE,
     EARLY,
     GATHER,
@@ -183,12 +184,14 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
     """Write a call to a job; return METHOD + 1, 0 for messages, and -1 if it is no plain call. See `call`."""
     wanted = _wanted(table)
     table -= table & 7
-    bounds, distinction = 0, root
+    bounds, distinction, displs = 0, root, 0
     if collective >= UNEVEN:
         collective -= UNEVEN
+        displs = load(root + 8 * (get(job, SIZE) + 3))
         bounds, distinction, root = root + 16, load(root + 8), load(root)
     if not is_open(table, job) or not 0 <= root < get(job, SIZE):
         return -1
+    put(job, DISPLS, displs)
     put(job, TIME_NEXT, 0)
     put(job, ROOT, root)
     put(job, COLLECTIVE, collective)
@@ -287,8 +290,8 @@ def call(module, arguments, count):
         The caller's objects, which stay alive; any object for what the collective does not have.
     root : object
         The root, anything that the caller has given; with UNEVEN the address of words that stay there until the call
-        has ended: the root, a number that stands for the lengths in the comparison of calls, and size + 1 offsets of
-        the parts.
+        has ended: the root, a number that stands for the lengths in the comparison of calls, size + 1 offsets of the
+        parts, and the address of their places in recvbuf, 0 if they follow each other.
     """
     if count != 6:
         return 0

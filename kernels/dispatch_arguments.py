@@ -23,6 +23,7 @@ from .operation_words import (
     ALLGATHER,
     ALLREDUCE,
     BCAST,
+    DISPLS,
     GATHER,
     RANK,
     RECV,
@@ -81,14 +82,17 @@ def _is_same_memory(table, send, recv):
 
 @helper
 def _fits(job, send_count, recv_count, send_parts, recv_parts, bounds):
-    """Say whether one array has all parts and the other this rank's; `bounds` are offsets of uneven parts, or 0."""
+    """Say whether one array has all parts and the other this rank's; `bounds` are offsets of uneven parts, or 0.
+
+    Whether parts with given places lie in recvbuf is known before.
+    """
     if bounds == 0:
         return send_count * recv_parts == recv_count * send_parts
     rank, total = get(job, RANK), load(bounds + 8 * get(job, SIZE))
     own = load(bounds + 8 * rank + 8) - load(bounds + 8 * rank)
     if send_parts > 1:
         return send_count == total and recv_count == own
-    return send_count == own and recv_count == total
+    return send_count == own and (recv_count == total or get(job, DISPLS) != 0)
 
 
 @helper
@@ -149,8 +153,10 @@ def _describe_allgather_in_place(table, job, recv, rank, bounds):
         return 0
     count = count_of(table, recv)
     if bounds:
-        begin, total = load(bounds + 8 * rank), load(bounds + 8 * get(job, SIZE))
-        if total != count:
+        begin, total, displs = load(bounds + 8 * rank), load(bounds + 8 * get(job, SIZE)), get(job, DISPLS)
+        if displs:
+            begin = load(displs + 8 * rank)
+        elif total != count:
             return 0
     else:
         begin = count // get(job, SIZE) * rank

@@ -39,6 +39,7 @@ from .instructions import SEND as SEND_SPACE
 from .operation_words import (
     AT_SEGMENT,
     COUNT,
+    DISPLS,
     INPUT_STAGES,
     ITEMSIZE,
     JOB_WORDS,
@@ -265,12 +266,19 @@ def place(job, space, rank, index, start):
     if space == SEND_SPACE:
         return get(job, SEND_BASE) + offset
     if space == RECV_SPACE:
-        return get(job, RECV_BASE) + offset
+        displs = get(job, DISPLS)
+        return get(job, RECV_BASE) + (_displaced(job, displs, index, start) if displs else offset)
     if space in (INPUT, OUTPUT):
         base = _base(job, rank, space - INPUT)
         if base:
             return base + offset
     return _staged_place(job, space, rank, index, start)
+
+
+@helper
+def _displaced(job, displs, index, start):
+    """Return the offset in bytes of element `start`, of part `index`, whose place is given."""
+    return (load(displs + 8 * index) + start - part_of(job, index)[0]) * get(job, ITEMSIZE)
 
 
 @helper

@@ -52,9 +52,9 @@ DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range
 is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for the last two see
 `messages.execute_bound`. After MISMATCH, LOST, RAISED and FAILED the operation has not ended."""
 
-JOB_WORDS = 58
+JOB_WORDS = 59
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
-size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size for what is read of a specification."""
+size + 1 offsets of equal parts, size + 4 words for uneven ones, and 2 * size for what is read of a specification."""
 (
     RECORDS,  # address of the ranks' records
     SIZE,
@@ -113,6 +113,7 @@ size + 1 offsets of equal parts, size + 3 words for uneven ones, and 2 * size fo
     PART_NBYTES,  # of counted parts, see there: bytes that this rank offers in its slot, or expects
     PART_DTYPE,  # number of the element type
     PART_KIND,  # where others find what this rank offers
+    DISPLS,  # address of the places of all parts in recvbuf, in elements; 0: they follow each other
     WRONG_PART,  # one more than the rank whose part has another length or type than is expected, 0 for none
 ) = range(JOB_WORDS)
 OPERATION_WORDS = range(COLLECTIVE, PLAN + 1)
@@ -163,14 +164,14 @@ def offsets_word(size):
 
 @helper
 def uneven_word(size):
-    """Return at which word of a job uneven parts are: size + 3 words as `dispatch.call` takes them."""
+    """Return at which word of a job uneven parts are: size + 4 words as `dispatch.call` takes them."""
     return offsets_word(size) + size + 1
 
 
 @helper
 def read_word(size):
     """Return at which word of a job there is room for the counts and displacements of a specification."""
-    return uneven_word(size) + size + 3
+    return uneven_word(size) + size + 4
 
 
 def job_words(size: int) -> int:

@@ -2,12 +2,12 @@
 
 from .decorators import helper, linked
 from .dispatch import UNEVEN, is_open, make_call, make_call_in
-from .dispatch_table import JOB, NONE
+from .dispatch_table import JOB, NONE, count_of
 from .object_kernels import int_at, object_at, object_kernel
 from .operation_words import OTHER, SIZE, get, read_word, uneven_word
 from .python_interface import int_object
 from .uneven_parts import lay_out_counts
-from .vector_specs import read_numbers, read_packed
+from .vector_specs import are_packed, read_fitting, read_numbers
 
 
 @helper
@@ -15,13 +15,15 @@ def _read(table, job, recv, counts):
     """Write the lengths of parts to a job; return the array to receive into, 0 for other specifications."""
     size, parts = get(job, SIZE), job + 8 * uneven_word(get(job, SIZE))
     numbers = job + 8 * read_word(size)
-    array = recv
+    array, displs = recv, 0
     if counts == 0:
-        array = read_packed(table, recv, size, numbers, numbers + 8 * size)
+        array = read_fitting(table, recv, size, numbers, True)
+        if array != 0 and not are_packed(numbers, size, count_of(table, array)):
+            displs = numbers + 8 * size
     elif not read_numbers(table, counts, size, numbers):
         return 0
     if array != 0:
-        lay_out_counts(numbers, size, 0, parts)
+        lay_out_counts(numbers, size, 0, parts, displs)
     return array
 
 

@@ -53,12 +53,13 @@ def distinction(offsets, size, root):
 
 
 @helper
-def lay_out_counts(counts, size, root, parts):
-    """Write counts as the words that `dispatch.call` takes for uneven parts."""
+def lay_out_counts(counts, size, root, parts, displs):
+    """Write counts as the words that `dispatch.call` takes for uneven parts; `displs` is an address, or 0."""
     offset = 0
     for rank in range(size):
         store(parts + 16 + 8 * rank, offset)
         offset += load(counts + 8 * rank)
     store(parts + 16 + 8 * size, offset)
+    store(parts + 8 * (size + 3), displs)
     store(parts, root)
     store(parts + 8, _distinction(parts + 16, size, root))

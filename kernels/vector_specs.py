@@ -10,7 +10,7 @@ import numpy as np
 
 from .atomics import load, load_int32, store
 from .decorators import helper, kernel_for
-from .dispatch_arguments import number_of_dtype
+from .dispatch_arguments import array_in, number_of_dtype
 from .dispatch_table import (
     HEADER,
     INT32_DTYPE,
@@ -150,6 +150,48 @@ def read_numbers(table, thing, size, out):
 
 
 @helper
+def _whole_number(table, thing):
+    """Return the value of an int; -1 for other objects, and for numbers that are none of elements."""
+    fields = thing + get(table, HEADER)
+    if get(table, INT_TYPE) == 0 or load(fields - 8) != get(table, INT_TYPE):
+        return -1
+    value = _number_at(fields, get(table, INT_HAS_TAG))
+    return value if 0 <= value < _MOST else -1
+
+
+@helper
+def _read_counts(table, given, size, counts):
+    """Read counts, or one for all blocks; return False for others."""
+    one = _whole_number(table, given)
+    if one < 0:
+        return read_numbers(table, given, size, counts)
+    for rank in range(size):
+        store(counts + 8 * rank, one)
+    return True
+
+
+@helper
+def _read_displs(table, places, size, displs):
+    """Read displacements, or the distance of one block from the next; return False for others."""
+    distance = _whole_number(table, places)
+    if distance < 0:
+        return read_numbers(table, places, size, displs)
+    for rank in range(size):
+        store(displs + 8 * rank, rank * distance)
+    return True
+
+
+@helper
+def _divide(table, array, size, counts, displs):
+    """Divide an array into equal blocks; return False if that is not possible."""
+    total = count_of(table, array)
+    for rank in range(size):
+        store(counts + 8 * rank, total // size)
+        store(displs + 8 * rank, total // size * rank)
+    return total % size == 0
+
+
+@helper
 def _running_sum(counts, size, displs):
     total = 0
     for rank in range(size):
@@ -160,6 +202,9 @@ def _running_sum(counts, size, displs):
 @helper
 def read_blocks(table, spec, size, counts, displs):
     """Read ``[array, counts]``, ``[array, counts, MPI.DOUBLE]`` and these with displacements, also as a pair.
+
+    An array alone, or with its datatype, is divided into equal blocks. A number in place of the counts holds for all
+    blocks, in place of displacements it is the distance of blocks.
 
     Parameters
     ----------
@@ -176,6 +221,9 @@ def read_blocks(table, spec, size, counts, displs):
     """
     if get(table, INT_TYPE) == 0:
         return 0
+    array = array_in(table, spec)
+    if is_plain(table, array, READABLE):
+        return array if number_of_dtype(table, array) >= 0 and _divide(table, array, size, counts, displs) else 0
     number, items = items_of(table, spec)
     if not 2 <= number <= 4:
         return 0
@@ -199,11 +247,11 @@ def read_blocks(table, spec, size, counts, displs):
         if number != 2:
             return 0
         given, places = load(items), load(items + 8)
-    if not read_numbers(table, given, size, counts):
+    if not _read_counts(table, given, size, counts):
         return 0
     if places == 0 or places == get(table, NONE):
         _running_sum(counts, size, displs)
-    elif not read_numbers(table, places, size, displs):
+    elif not _read_displs(table, places, size, displs):
         return 0
     return array
 
@@ -241,14 +289,11 @@ def arrays_are_apart(table, one, other):
 
 
 @helper
-def read_packed(table, spec, size, counts, displs):
-    """Do so for blocks that follow each other and are the whole array; return 0 for others."""
-    array = read_blocks(table, spec, size, counts, displs)
-    if array == 0:
-        return 0
-    total = 0
+def are_packed(counts, size, total):
+    """Return whether blocks follow each other and have `total` elements; displacements stand behind the counts."""
+    end = 0
     for rank in range(size):
-        if load(displs + 8 * rank) != total:
-            return 0
-        total += load(counts + 8 * rank)
-    return array if total == count_of(table, array) else 0
+        if load(counts + 8 * (size + rank)) != end:
+            return False
+        end += load(counts + 8 * rank)
+    return end == total

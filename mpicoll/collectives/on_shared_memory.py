@@ -161,6 +161,7 @@ def operation_of(task: CheckedOperation, allocate: Allocate = fresh_memory) -> O
         words.BOUNDS: bounds,
         words.SEND: send,
         words.RECV: recv,
+        words.DISPLS: 0,
         words.CAREFUL: 0,
         words.METHOD: words.TRANSFER if single_copy else node.method,
     }

@@ -254,7 +254,7 @@ class VectorCalls:
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         offsets = np.array([0, *accumulate(counts)], np.int64)
-        words = np.array([root, hash_of_offsets(offsets, root), *offsets], np.int64)
+        words = np.array([root, hash_of_offsets(offsets, root), *offsets, 0], np.int64)
         made = self._known[counts, root] = _Parts(words, words.ctypes.data)
         return made
 

@@ -33,16 +33,16 @@ def test_other_lengths_or_another_root_give_another_number() -> None:
 
 @uncached_kernel
 def lay_out(counts: int, size: int, root: int, parts: int) -> int:
-    uneven_parts.lay_out_counts(counts, size, root, parts)
+    uneven_parts.lay_out_counts(counts, size, root, parts, 88)
     return 0
 
 
 @pytest.mark.parametrize("counts", [(3,), (2, 0, 3, 1), (0, 0, 5), tuple(range(40))])
 def test_counts_are_laid_out_as_offsets(counts: tuple[int, ...]) -> None:
     size, root = len(counts), len(counts) - 1
-    told, parts = np.array([*counts, 77], np.int64), np.full(size + 4, -1, np.int64)
+    told, parts = np.array([*counts, 77], np.int64), np.full(size + 5, -1, np.int64)
     lay_out(told.ctypes.data, size, root, parts.ctypes.data)
-    assert parts.tolist() == [root, distinction(counts, root), 0, *itertools.accumulate(counts), -1]
+    assert parts.tolist() == [root, distinction(counts, root), 0, *itertools.accumulate(counts), 88, -1]
 
 
 def test_functions_of_several_kernels_are_compiled_once() -> None:

@@ -20,6 +20,7 @@ from mpicoll.shared_memory.fast_dispatch import FastDispatch
 
 pytestmark = pytest.mark.skipif(DISABLED, reason="addresses are for compiled code")
 DATA = np.arange(2000.0)
+EVEN = np.zeros(1998)
 READ: dict[str, Any] = {
     "counts": [DATA, [3, 0, 4]],
     "counts and type": [DATA, [3, 0, 4], MPI.DOUBLE],
@@ -36,11 +37,19 @@ READ: dict[str, Any] = {
     "matrix": [DATA.reshape(50, 40), [1, 2, 3], MPI.DOUBLE],
     "large counts": [DATA, [1 << 30, (1 << 30) - 1, (1 << 48) - 1], MPI.DOUBLE],
     "beyond the array": [DATA, [1999, 1999, 1999]],
+    "one count": [DATA, 5, MPI.DOUBLE],
+    "one count without type": [DATA, 0],
+    "distance of blocks": [DATA, (5, 9)],
+    "counts and a distance": [DATA, [3, 0, 4], 100, MPI.DOUBLE],
+    "an array": EVEN,
+    "array and type": [EVEN, MPI.DOUBLE],
 }
 LEFT: dict[str, Any] = {
-    "an array": DATA,
-    "array and type": [DATA, MPI.DOUBLE],
-    "one count": [DATA, 5, MPI.DOUBLE],
+    "an array that cannot be divided": DATA,
+    "such an array and its type": [DATA, MPI.DOUBLE],
+    "another type of an array": [EVEN, MPI.FLOAT],
+    "a negative count": [DATA, -5, MPI.DOUBLE],
+    "a negative distance": [DATA, (5, -9)],
     "too few counts": [DATA, [3, 4], MPI.DOUBLE],
     "too many counts": [DATA, [3, 4, 5, 6], MPI.DOUBLE],
     "negative": [DATA, [3, -1, 4], MPI.DOUBLE],
