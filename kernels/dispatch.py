@@ -5,10 +5,9 @@ Looking at two arrays from Python costs more than a short allreduce does. `call`
 each collective and length whether it is done on shared memory; otherwise the call is made by messages, if one like it
 was made before (see `call_cache`).
 
-Only the plain case is taken here: whole aligned C-contiguous arrays of native byte order, alone or with their datatype
-as ``[array, MPI.DOUBLE]``, and predefined operations. For
-anything else `call` returns OTHER and has touched nothing; the caller takes the general path, which knows every case
-and every error message.
+Only the plain case is taken here: whole aligned contiguous arrays of native byte order, alone or with their datatype as
+``[array, MPI.DOUBLE]``, and predefined operations. For anything else `call` returns OTHER and has touched nothing; the
+caller takes the general path, which knows every case and every error message.
 """
 
 from .atomics import load, release_interpreter, store, take_interpreter

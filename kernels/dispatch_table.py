@@ -113,17 +113,27 @@ def pack_call(collective, single_copy, dtype, op, root):
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
-_C_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
-READABLE, WRITABLE = _C_CONTIGUOUS | _ALIGNED, _C_CONTIGUOUS | _ALIGNED | _WRITEABLE
+_C_CONTIGUOUS, _F_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x2, 0x100, 0x400
+_CONTIGUOUS = _C_CONTIGUOUS | _F_CONTIGUOUS
+READABLE, WRITABLE = _ALIGNED, _ALIGNED | _WRITEABLE
 _DATA, _NDIM, _SHAPE, _DTYPE, _FLAGS = 0, 8, 16, 40, 48
 """Offsets behind the object header: char *data; int nd; npy_intp *dimensions, *strides; base; descr; int flags."""
 
 
 @helper
 def is_plain(table, array, flags):
-    """Say whether an object is a NumPy array with these flags."""
+    """Say whether an object is a NumPy array with these flags, contiguous in C's order or in Fortran's."""
     header = get(table, HEADER)
-    return load(array + header - 8) == get(table, ARRAY_TYPE) and load_int32(array + header + _FLAGS) & flags == flags
+    if load(array + header - 8) != get(table, ARRAY_TYPE):
+        return False
+    found = load_int32(array + header + _FLAGS)
+    return found & flags == flags and found & _CONTIGUOUS != 0
+
+
+@helper
+def is_in_c_order(table, array):
+    """Say whether an array is contiguous in C's order."""
+    return load_int32(array + get(table, HEADER) + _FLAGS) & _C_CONTIGUOUS != 0
 
 
 @helper
@@ -233,13 +243,14 @@ def layout_error() -> str:
         return "this interpreter's objects are not those of CPython with its global lock"
     if np.ndarray.__basicsize__ < header_nbytes() + _FLAGS + 8:
         return "NumPy's arrays have too few fields"
-    for array in (np.zeros((3, 5), np.float32), np.zeros((7, 2), np.int64)[::2]):
+    for array in (np.zeros((3, 5), np.float32), np.zeros((7, 2), np.int64)[::2], np.zeros((2, 3), order="F")):
         seen = np.zeros(6, np.int64)
         _look_at(id(array), header_nbytes(), seen)
         flags = array.flags
-        expected = _C_CONTIGUOUS * flags.c_contiguous | _ALIGNED * flags.aligned | _WRITEABLE * flags.writeable
+        expected = _C_CONTIGUOUS * flags.c_contiguous | _F_CONTIGUOUS * flags.f_contiguous
+        expected |= _ALIGNED * flags.aligned | _WRITEABLE * flags.writeable
         facts = [id(type(array)), array.ctypes.data, array.ndim, id(array.dtype), expected, array.shape[1]]
-        seen[4] &= WRITABLE
+        seen[4] &= WRITABLE | _CONTIGUOUS
         if seen.tolist() != facts:
             return "NumPy's arrays are laid out in another way than expected"
     return ""

@@ -2,7 +2,7 @@
 
 from .atomics import copy, load
 from .decorators import helper, linked
-from .dispatch_table import HEADER, READABLE, WRITABLE, count_of, data_of, dtype_of, is_plain
+from .dispatch_table import HEADER, READABLE, WRITABLE, count_of, data_of, dtype_of, is_in_c_order, is_plain
 from .object_words import (
     ARRAY,
     DTYPE_BIT,
@@ -60,7 +60,9 @@ def describe_array(words, array):
     table = get(words, TABLE)
     number = _place_in(get(words, DTYPES), dtype_of(table, array))
     ndim = load(array + get(table, HEADER) + _NDIM) & 0xFFFFFFFF
-    if number < 0 or ndim > MAX_NDIM or get(words, NEW_ARRAY) == 0 or not is_plain(table, array, READABLE):
+    if number < 0 or ndim > MAX_NDIM or get(words, NEW_ARRAY) == 0:
+        return 0
+    if not is_plain(table, array, READABLE) or not is_in_c_order(table, array):
         return 0
     flags = 0 if is_plain(table, array, WRITABLE) else READ_ONLY
     return ARRAY << KIND_BIT | number << DTYPE_BIT | ndim << NDIM_BIT | flags << FLAGS_BIT
