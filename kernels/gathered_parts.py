@@ -62,6 +62,7 @@ from .part_offers import (
     copy_to_place,
     current_record,
     has_reached,
+    is_long_for,
     is_sound,
     kind_for,
     kind_in,
@@ -74,6 +75,9 @@ from .part_offers import (
 
 _ENTRY_NBYTES = 16
 """Bytes of a rank's entry in the root's table: the length of its part, and the address of its place."""
+_SHORT_NBYTES = 32 << 10
+"""Up to this length a part passes through the slot, although it could be copied from where it is: its rank goes on at
+once. With 8 ranks on 2 cores parts of 128 KB take 230 us so, and 42 us in place."""
 _PUSHED = -1
 """In WORKED: the part has been copied to its place."""
 _WORK_NBYTES = 32 << 20
@@ -104,7 +108,8 @@ def offer_part(job):
     if rank == get(job, ROOT):
         _offer_places(job, record)
         return DONE
-    kind = kind_for(job, get(job, SEND), True) if nbytes > get(job, SLOT_NBYTES) else IN_SLOT
+    is_long = is_long_for(job, nbytes, _SHORT_NBYTES)
+    kind = kind_for(job, get(job, SEND), nbytes, True) if is_long else IN_SLOT
     put(job, PART_KIND, kind)
     put(job, WORKED, 2)  # the next segment to fill
     store(record + 8 * RECORD_PART, get(job, SEND) if kind == IN_PLACE else offset_for(job, kind))
@@ -174,18 +179,18 @@ def expected_nbytes(job, rank):
 @helper
 def places_nbytes(job):
     """Return how many bytes of its slot the root uses: for the table, if there are long parts and it has room."""
-    table = _ENTRY_NBYTES * get(job, SIZE)
+    table, longest = _ENTRY_NBYTES * get(job, SIZE), 0
     for rank in range(get(job, SIZE)):
-        if rank != get(job, RANK) and expected_nbytes(job, rank) > get(job, SLOT_NBYTES) >= table:
-            return table
-    return 0
+        if rank != get(job, RANK):
+            longest = max(longest, expected_nbytes(job, rank))
+    return table if is_long_for(job, longest, _SHORT_NBYTES) and table <= get(job, SLOT_NBYTES) else 0
 
 
 @helper
 def _offer_places(job, record):
     """Write the table and the root's record; its kind is IN_PLACE if others can write to recvbuf."""
     table = slot_offset(job, get(job, RANK))
-    kind = kind_for(job, get(job, RECV), True) if get(job, PART_NBYTES) else IN_SLOT
+    kind = kind_for(job, get(job, RECV), 0, True) if get(job, PART_NBYTES) else IN_SLOT
     for rank in range(get(job, SIZE) if kind == IN_PLACE else 0):
         entry = get(job, SLOTS) + table + _ENTRY_NBYTES * rank
         store(entry, expected_nbytes(job, rank))

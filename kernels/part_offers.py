@@ -82,8 +82,14 @@ def has_reached(job, word, wanted):
 
 
 @helper
-def kind_for(job, address, may_stay):
-    """Return where this rank offers data that do not fit into its slot; in place only if they `may_stay` there."""
+def is_long_for(job, nbytes, limit):
+    """Return whether so many bytes are offered in place, if that is possible, or do not fit into a slot."""
+    return nbytes > min(limit, get(job, SLOT_NBYTES))
+
+
+@helper
+def kind_for(job, address, nbytes, may_stay):
+    """Return where this rank offers so many bytes, which are long; in place only if they `may_stay` there."""
     rank = get(job, RANK)
     if may_stay and in_arena(job, rank, address):
         return IN_PLACE
@@ -93,7 +99,8 @@ def kind_for(job, address, may_stay):
     )
     if may_stay and is_copied:
         return IN_PLACE
-    return IN_STAGE if get(job, METHOD) == STAGE else IN_SLOT
+    is_staged = nbytes > get(job, SLOT_NBYTES) and get(job, METHOD) == STAGE
+    return IN_STAGE if is_staged else IN_SLOT
 
 
 @helper

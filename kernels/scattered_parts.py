@@ -66,6 +66,7 @@ from .part_offers import (
     copy_in_place,
     current_record,
     has_reached,
+    is_long_for,
     is_sound,
     kind_for,
     kind_in,
@@ -75,6 +76,9 @@ from .part_offers import (
     place_at,
     segment_nbytes,
 )
+
+_SHORT_NBYTES = 64 << 10
+"""Up to this length all parts together pass through the slot, although they could be copied from where they are."""
 
 
 @helper
@@ -173,10 +177,10 @@ def _first_offset(job, kind):
 @helper
 def _offer_all(job):
     """Write the table and the record, and copy the first two segments if parts are copied."""
-    record, room = current_record(job, get(job, RANK)), get(job, SLOT_NBYTES)
+    record, nbytes = current_record(job, get(job, RANK)), _table_nbytes(job) + _given_nbytes(job)
     kind = IN_SLOT
-    if _table_nbytes(job) + _given_nbytes(job) > room:
-        kind = kind_for(job, get(job, SEND), _follow_each_other(job))
+    if is_long_for(job, nbytes, _SHORT_NBYTES):
+        kind = kind_for(job, get(job, SEND), nbytes, _follow_each_other(job))
     table = slot_offset(job, get(job, RANK))
     for rank in range(get(job, SIZE)):
         store(get(job, SLOTS) + table + 8 * rank, _nbytes_of(job, rank))
