@@ -2,8 +2,8 @@
 
 On shared memory every rank owns 2 A *records* that all ranks see, used in turn by operations with consecutive sequence
 numbers; A is the word AHEAD. A record holds its rank's current call, its progress in the call (started, at work, done)
-and the addresses of its buffers. Only its owner writes it. The instructions (see `instructions`) that concern records,
-in the order in which a plan has them::
+and the addresses of its buffers. Only its owner writes it, except for TAKEN (`part_offers`). The instructions (see
+`instructions`) that concern records, in the order in which a plan has them::
 
     ENTER      wait until every rank has started an operation before this one: then all have ended those that used this
                record and its slot last. Write the call, and the addresses if the vector is long.

@@ -10,8 +10,9 @@
           copy part of 0, 1, 2, 3                                is done
     DONE, END                                               END
 
-Where a part is longer than a slot, and the others can write to the root's recvbuf, the root's slot has a table of the
-lengths and places of all parts, and a rank with a long part copies it to its place itself, while others do the same:
+Where a part has more than 32 KB, or than a slot, and the others can write to the root's recvbuf, the root's slot has a
+table of the lengths and places of all parts, and a rank with a long part copies it to its place itself, while others do
+the same:
 
     GIVE: root has started? lengths agree? copy the part, DONE      TAKE: wait until the rank is done
 

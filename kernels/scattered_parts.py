@@ -12,11 +12,12 @@ The root's slot begins with a table of the bytes of all parts. Short parts, with
           all are done if they read here         do length and type agree? copy the part
     END                                    DONE, END
 
-Parts that do not fit into the slot are offered together, in place if they follow each other there, or else in segments:
-all parts, one after the other, are cut into segments, of which a rank takes those in which a byte of its part is.
-FILLED is of the root's record, TAKEN of the record of the rank that takes (`part_offers`). The root fills a half again
-when TAKEN of all ranks with bytes in it says so. The first time that it has these lengths it waits until all ranks are
-done all the same, so that both sides hear of a difference.
+Parts of more than 64 KB together are offered in place, if they follow each other there and others can copy them. Parts
+that do not fit into the slot and cannot be copied from there pass in segments: all parts, one after the other, are cut
+into segments, of which a rank takes those in which a byte of its part is. FILLED is of the root's record, TAKEN of the
+record of the rank that takes (`part_offers`). The root fills a half again when TAKEN of all ranks with bytes in it says
+so. The first time that it has these lengths it waits until all ranks are done all the same, so that both sides hear of
+a difference.
 """
 
 from .atomics import copy, load, store, store_release
