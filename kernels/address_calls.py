@@ -50,6 +50,14 @@ def _call_kernel(context, builder, function, kinds, operands):
     return builder.select(status.is_ok, returned, ir.Constant(_WORD, -1))
 
 
+@implement(atomics.call_row)
+def _call_row(typingctx, function, job, what):
+    def generate(context, builder, signature, arguments):
+        return _call_c(builder, *arguments, result=_WORD)
+
+    return types.int64(types.int64, types.int64, types.int64), generate
+
+
 _FLOATS, _BYTES, _WORDS, _SETTINGS = (
     types.Array(kind, 1, "C") for kind in (types.float32, types.uint8, types.uint32, types.int64)
 )

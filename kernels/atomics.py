@@ -86,6 +86,11 @@ def call_reducer(function, out, a, b, count, itemsize):
 
 
 @primitive
+def call_row(function, job, what):
+    """Execute a row of a plan by a `native` function, given by its address; return its status."""
+
+
+@primitive
 def yield_core():
     """Let another process have the core."""
 

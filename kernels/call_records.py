@@ -50,23 +50,29 @@ from .operation_words import (
 
 
 @helper
+def has_reached(job, word, wanted):
+    """Wait until a word that only grows is as large as wanted, for at most SPINS and YIELDS; return True if it is."""
+    for _ in range(get(job, SPINS)):
+        if load_acquire(word) >= wanted:
+            return True
+        pause()
+    for _ in range(get(job, YIELDS)):
+        if load_acquire(word) >= wanted:
+            return True
+        yield_core()
+    return load_acquire(word) >= wanted
+
+
+@helper
 def has_come(job, rank, sequence, stage):
     """Wait until `rank` has reached a stage of an operation; return True if it has.
 
     At most SPINS and YIELDS are waited, and a sleep if MAY_SLEEP says so.
     """
     flag, wanted = record_of(job, rank, sequence), 4 * sequence + stage
-    for _ in range(get(job, SPINS)):
-        if load_acquire(flag) >= wanted:
-            return True
-        pause()
-    for _ in range(get(job, YIELDS)):
-        if load_acquire(flag) >= wanted:
-            return True
-        yield_core()
-    if get(job, MAY_SLEEP):
-        return sleep_until(job, flag, wanted)
-    return load_acquire(flag) >= wanted
+    if has_reached(job, flag, wanted):
+        return True
+    return get(job, MAY_SLEEP) != 0 and sleep_until(job, flag, wanted)
 
 
 @helper

@@ -12,7 +12,6 @@ from .dispatch import begin, is_open
 from .dispatch_arguments import array_in, number_of_dtype
 from .dispatch_table import (
     CHECKED,
-    COUNTED_PLANS,
     IN_PLACE,
     ITEMSIZES,
     JOB,
@@ -20,6 +19,7 @@ from .dispatch_table import (
     READABLE,
     WRITABLE,
     count_of,
+    counted_plan_entry,
     data_of,
     is_plain,
     pack_call,
@@ -125,9 +125,10 @@ def make_counted(table, collective, part, whole, root):
         return OTHER
     put(job, COLLECTIVE, collective)
     put(job, ROOT, root)
-    part, is_root = array_in(table, part), get(job, RANK) == root
+    is_root = get(job, RANK) == root
+    part, plan = array_in(table, part), get(table, counted_plan_entry(collective, is_root))
     nbytes = _describe_root(table, job, part, whole) if is_root else _describe_part(table, job, part)
-    if nbytes < 0:
+    if plan == 0 or nbytes < 0:
         return OTHER
     put(job, CALL, counted_call(collective, root))
     put(job, COUNT, 0)
@@ -137,9 +138,7 @@ def make_counted(table, collective, part, whole, root):
     put(job, WRONG_PART, 0)
     if get(table, CHECKED):
         put(job, CAREFUL, int(must_compare(table, get(job, CALL), lengths_of(job, nbytes))))
-    plan = get(table, COUNTED_PLANS + 2 * int(collective == SCATTER) + int(is_root))
-    if not begin(table, job, plan, True):
-        return OTHER
+    begin(table, job, plan, True)
     return progress(job, 0) if nbytes <= AT_ONCE_NBYTES else WAITING
 
 

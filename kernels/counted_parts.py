@@ -1,10 +1,11 @@
 """Rows of Gatherv and Scatterv in one round: what the executor does for OFFER_PARTS, GIVE_PARTS and TAKE_PARTS.
 
-See `gathered_parts` and `scattered_parts`.
+See `gathered_parts` and `scattered_parts`. Plans hold the address of `exchange_parts`, so that programs that call
+neither do not wait for its compilation.
 """
 
 from .atomics import load
-from .decorators import helper, kernel_for, linked
+from .decorators import helper, kernel_for, native
 from .gathered_parts import expected_nbytes, give_part, offer_part, places_nbytes, take_parts
 from .instructions import GIVE_PARTS, OFFER_PARTS
 from .operation_words import (
@@ -31,7 +32,7 @@ def offered_by_root(job):
     return places_nbytes(job) if get(job, COLLECTIVE) == GATHER else offered_nbytes(job)
 
 
-@linked("int64", "int64", "int64")
+@native("int64", "int64", "int64")
 def exchange_parts(job, what):
     """Execute a row; return DONE, WAITING, MISMATCH or LOST."""
     gathers = get(job, COLLECTIVE) == GATHER

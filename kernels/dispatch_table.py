@@ -12,7 +12,7 @@ import numpy as np
 
 from .atomics import load, load_int32, store
 from .decorators import DISABLED, helper, kernel_for
-from .operation_words import COLLECTIVES, get
+from .operation_words import COLLECTIVES, SCATTER, get
 
 MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
 
@@ -43,7 +43,7 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     INT32_DTYPE,
     TUPLE_ITEMS,  # offset of a tuple's first item
     INT_HAS_TAG,  # 1 if an int has a word of sign and length as of Python 3.12
-    COUNTED_PLANS,  # addresses of this rank's plans of a Gatherv, not as root and as root, and of a Scatterv
+    COUNTED_PLANS,  # addresses of this rank's plans of Gatherv, not as root and as root, and of Scatterv, or 0
 ) = range(27)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 AGREED_LENGTH = 128
@@ -70,6 +70,12 @@ def table_words(size: int) -> int:
 def plan_entry(collective, long, root, size):
     """Return which word of the table is a plan's address."""
     return PLANS + (2 * collective + long) * size + root
+
+
+@helper
+def counted_plan_entry(collective, is_root):
+    """Return which word of the table is the address of a plan of Gatherv or Scatterv, see `counted_parts`."""
+    return COUNTED_PLANS + 2 * int(collective == SCATTER) + int(is_root)
 
 
 KNOWN_LENGTH, KNOWN_WORDS = 512, 11

@@ -38,14 +38,14 @@ consist of such plans are executed by `composition`. Withdrawal from an operatio
 proves them free of races.
 """
 
-from .atomics import load
+from .atomics import call_row, load
 from .call_records import enter, go_to_work, meet, publish, wait_done
-from .counted_parts import exchange_parts
 from .decorators import helper, inline_helper, kernel_for, linked, short_kernel
 from .instructions import (
     AGAIN,
     AT_WORK,
     BOUND_COUNT,
+    BOUND_FUNCTION,
     BOUND_ITEMSIZE,
     CONDITION_RANK,
     COPY,
@@ -258,7 +258,7 @@ def progress(job, only_start):
                 return end(job, DONE)
             row = get(job, PLAN)
         elif what >= OFFER_PARTS:
-            status = exchange_parts(job, what)
+            status = call_row(load(row + 8 * BOUND_FUNCTION), job, what)
         else:
             status = execute_bound(job, row, what)
             worked += load(row + 8 * BOUND_COUNT) * load(row + 8 * BOUND_ITEMSIZE)

@@ -21,7 +21,7 @@ rank makes a call with this length it waits until the root is done all the same,
 """
 
 from .atomics import copy, load, store, store_release
-from .call_records import go_to_work, meet, publish, wait_done
+from .call_records import go_to_work, has_reached, meet, publish, wait_done
 from .decorators import helper
 from .operation_words import (
     BOUNDS,
@@ -62,7 +62,6 @@ from .part_offers import (
     copy_in_place,
     copy_to_place,
     current_record,
-    has_reached,
     is_long_for,
     is_sound,
     kind_for,

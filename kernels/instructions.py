@@ -64,7 +64,7 @@ COUNTED = 2
     ENCODE,  # payload out <- elements left: count, itemsize, function, words of the codec's call
     DECODE,  # elements out <- payload left, or add them: the same
     SEND_PREFIXED,  # start messages of lengths in memory: count, words of the messages, function, counter of bytes
-    # Rows of Gatherv and Scatterv in one round, see `counted_parts`.
+    # Rows of Gatherv and Scatterv in one round, see `counted_parts`: -, -, function.
     OFFER_PARTS,  # write to the record where parts for others are, and copy them, or their begin, to there
     GIVE_PARTS,  # copy what follows, and wait until others have what they copy from the own buffers
     TAKE_PARTS,  # check the lengths of parts, and copy them to recvbuf

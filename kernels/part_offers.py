@@ -14,7 +14,7 @@ Two words of a rank's record count segments, each marked with the operation's nu
 copied to the halves, and TAKEN those that have been copied from there. Both only grow.
 """
 
-from .atomics import copy, load, load_acquire, pause, read_process, write_process, yield_core
+from .atomics import copy, load, read_process, write_process
 from .decorators import helper
 from .movement import vectors
 from .operands import in_arena
@@ -35,13 +35,11 @@ from .operation_words import (
     SIZE,
     SLOT_NBYTES,
     SLOTS,
-    SPINS,
     STAGE,
     STAGE_NBYTES,
     STAGES,
     STAGES_PER_LANE,
     TRANSFER,
-    YIELDS,
     get,
     peer_word,
     record_of,
@@ -65,20 +63,6 @@ def current_record(job, rank):
 def mark(job, segments):
     """Return what FILLED or TAKEN is when so many segments are."""
     return (get(job, SEQUENCE) << _SEGMENT_BITS) + segments
-
-
-@helper
-def has_reached(job, word, wanted):
-    """Wait until a word that only grows is as large as wanted, for at most SPINS and YIELDS; return True if it is."""
-    for _ in range(get(job, SPINS)):
-        if load_acquire(word) >= wanted:
-            return True
-        pause()
-    for _ in range(get(job, YIELDS)):
-        if load_acquire(word) >= wanted:
-            return True
-        yield_core()
-    return load_acquire(word) >= wanted
 
 
 @helper

@@ -10,7 +10,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from . import allocator, atomics, dispatch_table, network_layers, object_kernels, optimizer_updates, quantized_layers
+from . import (
+    allocator,
+    atomics,
+    counted_parts,
+    dispatch_table,
+    network_layers,
+    object_kernels,
+    optimizer_updates,
+    quantized_layers,
+)
 from .codecs import cast_codec, integer_codec, sign_codec
 from .compile_progress import show
 from .decorators import DISABLED, compile_beforehand
@@ -81,7 +90,8 @@ def compile_shared() -> None:
         return
     for name in _COLLECTIVES:
         compile_beforehand(importlib.import_module(f"{__package__}.{name}").__name__)
-    for function in (allocator.allocate, allocator.allocate_zeros, allocator.resize, allocator.release):
+    own = allocator.allocate, allocator.allocate_zeros, allocator.resize, allocator.release
+    for function in (*own, counted_parts.exchange_parts):
         function.address  # noqa: B018, compiles it
     for kernel in object_kernels.made:
         kernel.load()

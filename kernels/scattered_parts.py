@@ -21,7 +21,7 @@ a difference.
 """
 
 from .atomics import copy, load, store, store_release
-from .call_records import go_to_work, has_started, meet, wait_done
+from .call_records import go_to_work, has_reached, has_started, meet, wait_done
 from .decorators import helper
 from .instructions import ALL
 from .operation_words import (
@@ -66,7 +66,6 @@ from .part_offers import (
     IN_STAGE,
     copy_in_place,
     current_record,
-    has_reached,
     is_long_for,
     is_sound,
     kind_for,

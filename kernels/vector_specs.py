@@ -160,24 +160,16 @@ def _whole_number(table, thing):
 
 
 @helper
-def _read_counts(table, given, size, counts):
-    """Read counts, or one for all blocks; return False for others."""
+def _read_numbers(table, given, size, out, is_distance):
+    """Read a number for each block, or one for all: a count, or the distance of one block from the next.
+
+    Returns False for others.
+    """
     one = _whole_number(table, given)
     if one < 0:
-        return read_numbers(table, given, size, counts)
+        return read_numbers(table, given, size, out)
     for rank in range(size):
-        store(counts + 8 * rank, one)
-    return True
-
-
-@helper
-def _read_displs(table, places, size, displs):
-    """Read displacements, or the distance of one block from the next; return False for others."""
-    distance = _whole_number(table, places)
-    if distance < 0:
-        return read_numbers(table, places, size, displs)
-    for rank in range(size):
-        store(displs + 8 * rank, rank * distance)
+        store(out + 8 * rank, rank * one if is_distance else one)
     return True
 
 
@@ -247,11 +239,11 @@ def read_blocks(table, spec, size, counts, displs):
         if number != 2:
             return 0
         given, places = load(items), load(items + 8)
-    if not _read_counts(table, given, size, counts):
+    if not _read_numbers(table, given, size, counts, False):
         return 0
     if places == 0 or places == get(table, NONE):
         _running_sum(counts, size, displs)
-    elif not _read_displs(table, places, size, displs):
+    elif not _read_numbers(table, places, size, displs, True):
         return 0
     return array
 

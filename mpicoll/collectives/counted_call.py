@@ -53,12 +53,14 @@ class CountedCall:
         """
         channel, node = self.channel, self.channel.node
         assert node is not None
-        job, call = node.blocking, counted_call(words.COLLECTIVES.index(self.collective), self.root)
+        collective, is_root = words.COLLECTIVES.index(self.collective), self.whole is not None
+        job, call = node.blocking, counted_call(collective, self.root)
         number = channel.enter(signature_of(call, 0))
         for word, value in self._words(call).items():
             job[word] = value
         job[words.METHOD] = node.method
-        job[words.PLAN] = node.counted_plan(self.collective, self.whole is not None)
+        job[words.PLAN] = plan = node.counted_plan(self.collective, is_root)
+        channel.dispatch.learn_counted_plan(collective, is_root, plan)
         buffers = [each for each in (self.part, self.whole) if each is not None]
         nbytes = max(each.nbytes for each in buffers)
         if channel.check == "default":

@@ -105,11 +105,6 @@ class VectorCalls:
         self._in_use: _Parts | None = None  # by the last call, while others may be dropped
         self._size = scope.channel.size
         self._wholes = WholeVectors(self._size)
-        if scope.channel.node is not None:
-            plan = scope.channel.node.counted_plan
-            scope.channel.dispatch.learn_counted(
-                [plan(collective, is_root) for collective in ("gather", "scatter") for is_root in (False, True)]
-            )
 
     def allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Make an Allgatherv."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 from mpicoll.kernels.instructions import (
     ALL,
     AT_WORK,
+    BOUND_FUNCTION,
     COUNTED,
     DONE,
     END,
@@ -33,19 +34,25 @@ from mpicoll.kernels.instructions import (
 from mpicoll.plans.plan_rows import PlanHeader, Row, row
 
 
-def make_counted(collective: str, rank: int, *, is_root: bool) -> tuple[Row, ...]:
+def make_counted(collective: str, rank: int, *, is_root: bool, function: int = 0) -> tuple[Row, ...]:
     """Return a rank's plan, a row for each instruction.
 
     Parameters
     ----------
     collective
         ``"gather"`` or ``"scatter"``.
+    function
+        Address of :func:`mpicoll.kernels.counted_parts.exchange_parts`, for a plan that is executed.
     """
-    begin = [row(OFFER_PARTS), row(STARTED)]
-    meet, take, end = row(MEET, rank), [row(TAKE_PARTS), row(DONE)], [row(END)]
+
+    def of_parts(what: int) -> Row:
+        return row(what, *[0] * (BOUND_FUNCTION - 1), function)
+
+    begin = [of_parts(OFFER_PARTS), row(STARTED)]
+    meet, take, end = row(MEET, rank), [of_parts(TAKE_PARTS), row(DONE)], [row(END)]
     if collective == "gather" and is_root:
         begin += [row(MEET, ALL), row(AT_WORK, ALL), *take]
     else:
-        begin += [meet, *([row(GIVE_PARTS)] if collective == "gather" or is_root else take)]
+        begin += [meet, *([of_parts(GIVE_PARTS)] if collective == "gather" or is_root else take)]
     is_offered = collective == "gather" or is_root
     return (row(*map(int, PlanHeader())), row(ENTER, COUNTED if is_offered else 0), *begin, *end)

@@ -57,7 +57,7 @@ def load_modules(memory: Memory, names: Sequence[str], edits: Edits = None) -> t
     decorators.DISABLED = True  # type: ignore[attr-defined]
     for name in ("helper", "inline_helper"):
         setattr(decorators, name, lambda function: function)
-    for name in ("kernel_for", "linked", "short_kernel"):
+    for name in ("kernel_for", "linked", "native", "short_kernel"):
         setattr(decorators, name, lambda *signature: lambda function: function)
     messages = types.ModuleType(f"{package}.messages")
     messages.execute_bound = None  # type: ignore[attr-defined]
@@ -69,6 +69,9 @@ def load_modules(memory: Memory, names: Sequence[str], edits: Edits = None) -> t
         f"{package}.decorators": decorators,
         messages.__name__: messages,
     }
+    atomics.call_row = lambda function, job, what: (  # type: ignore[attr-defined]
+        made[f"{package}.counted_parts"].exchange_parts(job, what)
+    )
     sys.modules.update(made)
     try:
         for name in names:
@@ -103,7 +106,7 @@ def _note_waits(memory: Memory, modules: types.SimpleNamespace) -> None:
     """Make the functions that wait for a word report the value to the memory."""
     has_come, record_of = modules.call_records.has_come, modules.operation_words.record_of
     users = modules.gathered_parts, modules.scattered_parts
-    has_reached = modules.part_offers.has_reached
+    has_reached = modules.call_records.has_reached
 
     def noted(job: int, rank: int, sequence: int, stage: int) -> bool:
         came: bool = has_come(job, rank, sequence, stage)

@@ -24,6 +24,7 @@ from mpicoll import plans
 from mpicoll.environment import address_space_left, warn_alone
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
+from mpicoll.kernels.counted_parts import exchange_parts
 from mpicoll.shared_memory import common_file, method_times, peers, segment, slot_lengths, wait_policy
 from mpicoll.shared_memory.announcements import Announcements
 from mpicoll.shared_memory.domain_memory import (
@@ -173,7 +174,8 @@ class SharedMemoryDomain:
         """Return the address of this rank's plan of a Gatherv or Scatterv in one round."""
         key = (f"{collective}v", int(is_root), False)
         if key not in self._plans:
-            self._plans[key] = np.array(plans.make_counted(collective, self.rank, is_root=is_root), np.int64)
+            rows = plans.make_counted(collective, self.rank, is_root=is_root, function=exchange_parts.address)
+            self._plans[key] = np.array(rows, np.int64)
         return self._plans[key].ctypes.data
 
     @property

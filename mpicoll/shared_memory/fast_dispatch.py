@@ -6,7 +6,6 @@ type. The table also numbers the collectives of a communicator, for both paths.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -183,9 +182,9 @@ class FastDispatch:
         """Enter the address of a plan."""
         self._words[dispatch_table.plan_entry(collective, long, root, self._size)] = plan
 
-    def learn_counted(self, plans: Sequence[int]) -> None:
-        """Enter the addresses of the plans of Gatherv, not as root and as root, and of Scatterv."""
-        self._words[dispatch_table.COUNTED_PLANS : dispatch_table.COUNTED_PLANS + len(plans)] = plans
+    def learn_counted_plan(self, collective: int, is_root: bool, plan: int) -> None:
+        """Enter the address of a plan of Gatherv or Scatterv."""
+        self._words[dispatch_table.counted_plan_entry(collective, is_root)] = plan
 
     @property
     def running(self) -> int:
