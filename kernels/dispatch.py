@@ -57,6 +57,7 @@ from .operation_words import (
     GATHER,
     IDLE,
     ITEMSIZE,
+    LONGEST,
     METHOD,
     OTHER,
     PART_COUNT,
@@ -69,6 +70,7 @@ from .operation_words import (
     SPINS,
     STATE,
     TIME_NEXT,
+    TOO_LONG,
     TRANSFER,
     WAITING,
     YIELDS,
@@ -77,6 +79,7 @@ from .operation_words import (
     is_short,
     offsets_word,
     put,
+    vector_nbytes,
 )
 from .python_interface import forget_error, int_object
 
@@ -306,6 +309,8 @@ def call(module, arguments, count):
 def make_call_in(table, job, collective, send, recv, op, root):
     """Begin a nonblocking call; see `call_in`."""
     chosen = _recognize(table, False, job, collective, send, recv, op, root)
+    if chosen > 0 and get(job, LONGEST) and vector_nbytes(job) > get(job, LONGEST):
+        return TOO_LONG
     if chosen <= 0 or not _begin(table - (table & 7), job):
         return OTHER
     return progress(job, int(not is_brief(job)))

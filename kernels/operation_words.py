@@ -47,12 +47,13 @@ IDLE, ENTERING, GATHERING, WORKING, LEAVING, BY_MESSAGES = range(6)
 STAGE, TRANSFER, NOTHING = range(3)
 """What METHOD says: private memory is copied through stages, or by system calls between processes, or not reached."""
 
-DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED = range(9)
+DONE, WAITING, MISMATCH, FALLBACK, LOST, OTHER, RAISED, CALLBACK, FAILED, TOO_LONG = range(10)
 """Statuses: ended; has to wait; the ranks' calls differ or a rank has withdrawn; a buffer cannot be accessed; a process
-is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for the last two see
-`messages.execute_bound`. After MISMATCH, LOST, RAISED and FAILED the operation has not ended."""
+is gone; see `executor.begin` and `dispatch.call`; the reducer raised an exception; for two see
+`messages.execute_bound`; nothing has happened, since the call is for a lane for longer vectors. After MISMATCH, LOST,
+RAISED and FAILED the operation has not ended."""
 
-JOB_WORDS = 59
+JOB_WORDS = 60
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
 size + 1 offsets of equal parts, size + 4 words for uneven ones, and 2 * size for what is read of a specification."""
 (
@@ -115,6 +116,7 @@ size + 1 offsets of equal parts, size + 4 words for uneven ones, and 2 * size fo
     PART_KIND,  # where others find what this rank offers
     DISPLS,  # address of the places of all parts in recvbuf, in elements; 0: they follow each other
     WRONG_PART,  # one more than the rank whose part has another length or type than is expected, 0 for none
+    LONGEST,  # the longest vector, in bytes, that nonblocking calls use this lane for; 0: any
 ) = range(JOB_WORDS)
 OPERATION_WORDS = range(COLLECTIVE, PLAN + 1)
 """The words that describe an operation, and its plan."""

@@ -106,7 +106,7 @@ SET_UP = {
     ("mpicoll/shared_memory/method_times.py", "measure"),
     ("mpicoll/shared_memory/method_times.py", "ratios"),
     ("mpicoll/shared_memory/common_file.py", "common_memory"),
-    ("mpicoll/shared_memory/domain.py", "_is_possible"),
+    ("mpicoll/shared_memory/domain.py", "_agreed"),
     ("mpicoll/shared_memory/peers.py", "_exchanged"),
     ("mpicoll/shared_memory/peers.py", "meet"),
     ("mpicoll/progress/message_drain.py", "_count"),

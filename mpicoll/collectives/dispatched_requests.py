@@ -9,7 +9,7 @@ from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.interrupted_calls import abandon_start
 from mpicoll.collectives.requests import JobRequest
 from mpicoll.kernels import dispatch
-from mpicoll.kernels.operation_words import DONE, OTHER
+from mpicoll.kernels.operation_words import AT_ONCE_NBYTES, DONE, OTHER, TOO_LONG
 from mpicoll.progress import progress_engine
 from mpicoll.progress.driver_thread import driver
 from mpicoll.shared_memory.shared_operation import SharedOperation
@@ -65,24 +65,28 @@ def start_quickly(
     """
     node = scope.channel.node
     assert node is not None
-    turn, request, status = node.take_turn(), None, OTHER
+    lanes, request, call = node.nonblocking, None, (collective, sendbuf, recvbuf, op, root)
+    lane = lanes.take_turn(0)
     try:
-        if turn.last is None or turn.last.has_ended:
-            status = kernel.run(table, turn.address, collective, sendbuf, recvbuf, op, root)
+        status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
+        if status == TOO_LONG:
+            lanes.undo_turn(lane)
+            lane = lanes.take_turn(AT_ONCE_NBYTES + 1)
+            status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
         if status == OTHER:
-            node.undo_turn(turn)
+            lanes.undo_turn(lane)
             return None
-        request = DispatchedRequest(scope.timeout, turn.address)
+        request = DispatchedRequest(scope.timeout, lane.address)
         if status != DONE:
-            flight = SharedOperation(scope.channel, turn.job, scope.channel.dispatch.number, status)
+            flight = SharedOperation(scope.channel, lane.job, scope.channel.dispatch.number, status)
             request.go_on_later(flight, (sendbuf, recvbuf, kept), unpack)
         elif unpack is not None:
             unpack()
-        node.end_turn(turn, request)
+        lanes.end_turn(lane, request)
     except BaseException as error:  # of a signal handler
         if request is not None:
             request.give_up(error)
-        abandon_start(scope.channel, turn.job, scope.channel.dispatch.number, error)
+        abandon_start(scope.channel, lane.job, scope.channel.dispatch.number, error)
         scope.channel.break_off(error)  # it is not known which lane is next
         raise
     return request

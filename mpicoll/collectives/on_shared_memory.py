@@ -206,8 +206,7 @@ def _unload(task: CheckedOperation, aside: np.ndarray | None) -> None:
 class SharedRequest(Request):
     """The request of one nonblocking call on shared memory that is started on the general path.
 
-    Nonblocking calls use the operation lanes in turn. All ranks use the same lane, since they make their calls in the
-    same order. If the lane is still in use on this rank, the operation starts when the one before it has ended.
+    If its lane is still in use on this rank, the operation starts when the one before it has ended.
     """
 
     def __init__(self, task: CheckedOperation, timeout: float) -> None:
@@ -217,11 +216,11 @@ class SharedRequest(Request):
         self._task: CheckedOperation | None = task
         self._operation = _operation_or_refusal(task, timeout)
         number = _number(channel, self._operation, timeout)
-        turn = node.take_turn()
-        self._job = turn.job
+        lane = node.nonblocking.take_turn(task.nbytes)
+        self._job = lane.job
         flight = QueuedOperation(channel, self._job, number, self._operation.signature, task.op_name)
-        flight.begins_after(turn.last, self._start)
-        node.end_turn(turn, self)
+        flight.begins_after(lane.last, self._start)
+        node.nonblocking.end_turn(lane, self)
         self._begin(flight)
 
     def _start(self) -> int:

@@ -53,8 +53,8 @@ class NonblockingCollectives(BlockingCollectives):
         if self._size == 1 and self._table and algorithm is None:  # it ends at once
             if call.run(self._table, collective, sendbuf, recvbuf, op, root) == DONE:
                 return Request(self._scope.timeout)
-        elif self._nonblocking_table and algorithm is None:
-            scope, table = self._scope, self._nonblocking_table
+        elif table := self._nonblocking_table if algorithm is None else self._nonblocking_table_for(algorithm):
+            scope = self._scope
             quick = start_quickly(scope, table, collective, sendbuf, recvbuf, op, root)
             if quick is None:
                 plain = plain_arguments(_NAMES[collective], sendbuf, recvbuf, self._size, scope.channel.rank == root)
@@ -66,6 +66,10 @@ class NonblockingCollectives(BlockingCollectives):
             if quick is not None:
                 return quick
         return start(self._scope, _NAMES[collective], sendbuf, recvbuf, op, root, algorithm)
+
+    def _nonblocking_table_for(self, algorithm: str) -> int:
+        """Return the table for an algorithm, 0 for one without; see :meth:`_table_for`."""
+        return self._table_for(algorithm) if self._nonblocking_table else 0
 
     def Ibarrier(self, *, algorithm: str | None = None) -> Request:
         """Start :meth:`Barrier`; return its request."""

@@ -5,8 +5,8 @@ describes the use of the memory. All decisions are equal on all ranks: if one ra
 communicator uses point-to-point messages, as between nodes.
 
 An *operation lane* is the memory for one operation in flight: records, slots and stages of every rank. There is one for
-blocking operations, :data:`~mpicoll.shared_memory.domain_memory.NONBLOCKING_LANES` for
-nonblocking and :data:`~mpicoll.shared_memory.domain_memory.PLAN_LANES` for persistent ones.
+blocking operations, :mod:`~mpicoll.shared_memory.nonblocking_lanes` has those of nonblocking ones, and there are
+:data:`~mpicoll.shared_memory.domain_memory.PLAN_LANES` for persistent ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import functools
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -25,10 +25,10 @@ from mpicoll.environment import address_space_left, warn_alone
 from mpicoll.kernels import atomics
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.counted_parts import exchange_parts
+from mpicoll.progress.driver_thread import driver
 from mpicoll.shared_memory import common_file, method_times, peers, segment, slot_lengths, wait_policy
 from mpicoll.shared_memory.announcements import Announcements
 from mpicoll.shared_memory.domain_memory import (
-    NONBLOCKING_LANES,
     PLAN_LANES,
     STAGE_NBYTES,
     STAGES_NBYTES,
@@ -39,31 +39,10 @@ from mpicoll.shared_memory.domain_memory import (
     parts_of_records,
     records_nbytes,
 )
+from mpicoll.shared_memory.nonblocking_lanes import NonblockingLanes
 from mpicoll.shared_memory.trials import Trials
 
 _INTENDED = ("MPICOLL_NODE=off", "the JIT is disabled")
-
-
-class Ending(Protocol):
-    """An operation that the next operation in its lane waits for."""
-
-    @property
-    def has_ended(self) -> bool:
-        """True if it has ended, successfully or not."""
-        ...
-
-    def complete(self) -> None:
-        """Wait until it has ended."""
-
-
-class NonblockingSlot:
-    """A nonblocking operation lane: its job, the job's address, and its last operation on this rank, or None."""
-
-    __slots__ = ("address", "job", "last")
-
-    def __init__(self, job: np.ndarray) -> None:
-        self.job, self.address = job, int(job.ctypes.data)
-        self.last: Ending | None = None
 
 
 class SharedMemoryDomain:
@@ -92,8 +71,11 @@ class SharedMemoryDomain:
         the communicator.
     """
 
-    def __init__(self, comm: MPI.Intracomm, oversubscribed: bool, known: Known | None = None) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, oversubscribed: bool, known: Known | None = None, *, driven: bool = False
+    ) -> None:
         self.size, self.rank = comm.size, comm.rank
+        self.driven: bool = known.domain.driven if known is not None else driven
         self.oversubscribed = oversubscribed
         self.slot_nbytes = slot_lengths.for_all(self.size, oversubscribed)
         self._lane_nbytes = slot_lengths.records_nbytes(self.size)
@@ -119,9 +101,8 @@ class SharedMemoryDomain:
         self.copies = self._ratios(comm, known)
         self.trials = Trials(self.blocking, trials, oversubscribed) if self.copies is not None else None
         self._sequences = [0] * PLAN_LANES
-        self._nonblocking: dict[int, np.ndarray] = {}
-        self._turns: list[NonblockingSlot] = []
-        """Nonblocking lanes, the least recently used one first."""
+        self._nonblocking_jobs: dict[int, np.ndarray] = {}
+        self.nonblocking = NonblockingLanes(self.nonblocking_job, driven=self.driven)
         self.exchange_memory: Any = None
         self._busy: set[int] = set()  # changed in one step each, as requests may be freed in between
 
@@ -205,30 +186,14 @@ class SharedMemoryDomain:
         self._busy.add(lane)
         return job
 
-    def take_turn(self) -> NonblockingSlot:
-        """Take the next nonblocking lane; :meth:`end_turn` or :meth:`undo_turn` returns it."""
-        if not self._turns:
-            jobs = map(self.nonblocking_job, range(NONBLOCKING_LANES))
-            self._turns = [NonblockingSlot(job) for job in jobs]
-        return self._turns.pop(0)
-
     def nonblocking_job(self, number: int) -> np.ndarray:
         """Return the job of a nonblocking lane, for callers that see to it that one operation at a time uses it."""
-        job = self._nonblocking.get(number)
+        job = self._nonblocking_jobs.get(number)
         if job is None:
-            job = self._nonblocking[number] = self._job(1 + PLAN_LANES + number, self.slot_nbytes)
+            job = self._nonblocking_jobs[number] = self._job(1 + PLAN_LANES + number, self.slot_nbytes)
             for word, value in wait_policy.of_nonblocking(self.oversubscribed):
                 job[word] = value
         return job
-
-    def end_turn(self, turn: NonblockingSlot, operation: Ending) -> None:
-        """Return a nonblocking lane with the operation that uses it now."""
-        turn.last = operation
-        self._turns.append(turn)
-
-    def undo_turn(self, turn: NonblockingSlot) -> None:
-        """Return a nonblocking lane unused."""
-        self._turns.insert(0, turn)
 
     def in_own_arena(self, address: int) -> bool:
         """Return whether an address lies in this process' memory segment, which the other ranks have mapped."""
@@ -302,7 +267,10 @@ def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None
     oversubscribed
         Whether this machine has fewer cores than ranks.
     """
-    return _made(comm, oversubscribed, None) if comm.size > 1 and _is_possible(comm) else None
+    if comm.size == 1:
+        return None
+    possible, driven = _agreed(comm)
+    return _made(comm, oversubscribed, None, driven=driven) if possible else None
 
 
 def derive(
@@ -317,26 +285,36 @@ def derive(
     """
     if comm.size == 1 or domain is None:
         return None
-    if not domain.segments and not _is_possible(comm):  # a file takes room in /dev/shm, which may be full by now
+    if not domain.segments and not _agreed(comm).possible:  # a file takes room in /dev/shm, which may be full by now
         return None
     return _made(comm, oversubscribed, Known(domain, *facts))
 
 
-def _made(comm: MPI.Intracomm, oversubscribed: bool, known: Known | None) -> SharedMemoryDomain | None:
+def _made(
+    comm: MPI.Intracomm, oversubscribed: bool, known: Known | None, *, driven: bool = False
+) -> SharedMemoryDomain | None:
     """Return a new domain; None, with a warning on the first rank, if the ranks have no common memory. Collective."""
     try:
-        return SharedMemoryDomain(comm, oversubscribed, known)
+        return SharedMemoryDomain(comm, oversubscribed, known, driven=driven)
     except common_file.NoCommonMemory as problem:
         if comm.rank == 0:
             warn_alone(f"shared memory is not used: {problem}")
         return None
 
 
-def _is_possible(comm: MPI.Intracomm) -> bool:
-    """Return whether all ranks can share memory; warn if one cannot. Collective."""
+class _Agreed(NamedTuple):
+    """Facts that hold on all ranks: they can share memory; each has a driver thread."""
+
+    possible: bool
+    driven: bool
+
+
+def _agreed(comm: MPI.Intracomm) -> _Agreed:
+    """Return what holds on all ranks; warn if one cannot share memory. Collective."""
     reason = obstacle(comm.size)
-    first = np.array([comm.rank if reason else comm.size], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
-    if first[0] == comm.rank and reason not in _INTENDED:
+    least = np.array([comm.rank if reason else comm.size, driver() is not None], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, least, MPI.MIN)
+    first, driven = map(int, least)
+    if first == comm.rank and reason not in _INTENDED:
         warn_alone(f"shared memory is not used: {reason}")
-    return bool(first[0] == comm.size)
+    return _Agreed(first == comm.size, bool(driven))

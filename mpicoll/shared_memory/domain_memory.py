@@ -16,7 +16,9 @@ PLAN_LANES = 62
 """Largest number of persistent operations of one communicator on shared memory; they are bits of one word."""
 NONBLOCKING_LANES = 8
 """Largest number of nonblocking operations of one communicator at work at the same time; further ones wait."""
-_LANES = 1 + PLAN_LANES + NONBLOCKING_LANES
+LONG_LANES = 3
+"""The same for those on long vectors, see :mod:`mpicoll.shared_memory.nonblocking_lanes`."""
+_LANES = 1 + PLAN_LANES + NONBLOCKING_LANES + LONG_LANES
 STAGE_NBYTES = 512 << 10
 """Bytes of a stage; the stages of some ranks together fit into the caches."""
 STAGES_NBYTES = words.STAGES_PER_LANE * _LANES * STAGE_NBYTES

@@ -19,8 +19,9 @@ from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.driver_thread import DriverThread, driver
 from mpicoll.progress.in_flight import InFlight
-from mpicoll.shared_memory.domain import Ending, SharedMemoryDomain
+from mpicoll.shared_memory.domain import SharedMemoryDomain
 from mpicoll.shared_memory.fast_dispatch import describe
+from mpicoll.shared_memory.nonblocking_lanes import Ending
 
 _SETTLE_SECONDS = 10.0
 """Longer than a rank needs for its share of any vector, even where ranks take turns on a core."""

@@ -268,6 +268,22 @@ def test_starting_many_of_a_kind_does_not_wait_for_the_others(comm: Intracomm) -
             assert (results[turn] == total(comm, 40, turn)).all()
 
 
+@pytest.mark.parametrize("algorithm", [None, "shared", "single_copy"])
+def test_long_and_short_ones_have_lanes_of_their_own(comm: Intracomm, algorithm: str | None) -> None:
+    """More than there are lanes for, started in turns, and waited for in another order on every rank."""
+    counts = [40_000 + turn if turn % 2 else 30 for turn in range(32)]
+    with contextlib.suppress(ValueError):  # where there are no copies between processes
+        for _ in range(2):
+            results = [np.full(count, -1.0) for count in counts]
+            requests = [
+                comm.Iallreduce(values(comm.rank, count, turn), results[turn], algorithm=algorithm)
+                for turn, count in enumerate(counts)
+            ]
+            for turn in np.random.default_rng(comm.rank).permutation(len(counts)):
+                requests[turn].Wait()
+                assert (results[turn] == total(comm, counts[turn], int(turn))).all()
+
+
 def test_more_signatures_than_are_kept(comm: Intracomm) -> None:
     counts = np.random.default_rng(5).integers(1, 120, 700)
     for first in range(0, counts.size, 7):

@@ -1,0 +1,86 @@
+"""Operation lanes of the nonblocking operations of a communicator, used in turn.
+
+All ranks use the same lane for an operation, since they start their nonblocking operations in the same order.
+
+Where no core is free to drive operations beside the program, those of more than
+:data:`~mpicoll.kernels.operation_words.AT_ONCE_NBYTES` bytes have lanes of their own, which are few: their stages, of
+512 KB each, stay in the caches so. With two ranks on a core each an Iallreduce of 512 KB to 4 MB takes 0.7 to 0.9 of
+the time that it takes with eight lanes. One of 64 KB takes 1.3 times as long with two lanes as with eight, since a rank
+writes to what the other one has just read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from mpicoll.kernels.operation_words import AT_ONCE_NBYTES, LONGEST
+from mpicoll.shared_memory.domain_memory import LONG_LANES, NONBLOCKING_LANES
+
+
+class Ending(Protocol):
+    """An operation that the next operation in its lane waits for."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it has ended, successfully or not."""
+        ...
+
+    def complete(self) -> None:
+        """Wait until it has ended."""
+
+
+class NonblockingLane:
+    """A nonblocking operation lane: its job, the job's address, and its last operation on this rank, or None."""
+
+    __slots__ = ("address", "is_long", "job", "last")
+
+    def __init__(self, job: np.ndarray, is_long: bool) -> None:
+        self.job, self.address, self.is_long = job, int(job.ctypes.data), is_long
+        self.last: Ending | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """True if its last operation has ended on this rank."""
+        return self.last is None or self.last.has_ended
+
+
+class NonblockingLanes:
+    """The lanes of nonblocking operations, of which each has one operation in flight.
+
+    Parameters
+    ----------
+    job_of
+        Returns the job of a lane by its number: from 0 for short vectors, and those of long ones behind them.
+    driven
+        Operations progress beside the program on all ranks: then long ones use the lanes of short ones.
+    """
+
+    def __init__(self, job_of: Callable[[int], np.ndarray], *, driven: bool) -> None:
+        self._job_of, self._longest = job_of, 0 if driven else AT_ONCE_NBYTES
+        self._turns: dict[bool, list[NonblockingLane]] = {}  # the least recently used one first
+
+    def take_turn(self, nbytes: int) -> NonblockingLane:
+        """Take the next lane for so many bytes; :meth:`end_turn` or :meth:`undo_turn` returns it."""
+        is_long = 0 < self._longest < nbytes
+        if is_long not in self._turns:
+            self._turns[is_long] = self._made(is_long)
+        return self._turns[is_long].pop(0)
+
+    def _made(self, is_long: bool) -> list[NonblockingLane]:
+        first, count = (NONBLOCKING_LANES, LONG_LANES) if is_long else (0, NONBLOCKING_LANES)
+        jobs = list(map(self._job_of, range(first, first + count)))
+        for job in jobs:
+            job[LONGEST] = 0 if is_long else self._longest
+        return [NonblockingLane(job, is_long) for job in jobs]
+
+    def end_turn(self, lane: NonblockingLane, operation: Ending) -> None:
+        """Return a lane with the operation that uses it now."""
+        lane.last = operation
+        self._turns[lane.is_long].append(lane)
+
+    def undo_turn(self, lane: NonblockingLane) -> None:
+        """Return a lane unused."""
+        self._turns[lane.is_long].insert(0, lane)
