@@ -5,11 +5,11 @@ array of all parts with counts and displacements.
 """
 
 from .atomics import load
+from .buffer_views import array_in
 from .compared_calls import must_compare
 from .counted_parts import offered_by_root
 from .decorators import helper, linked, short_kernel
 from .dispatch import begin, is_open
-from .dispatch_arguments import array_in, number_of_dtype
 from .dispatch_table import (
     CHECKED,
     IN_PLACE,
@@ -22,6 +22,7 @@ from .dispatch_table import (
     counted_plan_entry,
     data_of,
     is_plain,
+    number_of_dtype,
     pack_call,
 )
 from .executor import progress, start
@@ -126,7 +127,7 @@ def make_counted(table, collective, part, whole, root):
     put(job, COLLECTIVE, collective)
     put(job, ROOT, root)
     is_root = get(job, RANK) == root
-    part, plan = array_in(table, part), get(table, counted_plan_entry(collective, is_root))
+    part, plan = array_in(table, part, 0, 1, True), get(table, counted_plan_entry(collective, is_root))
     nbytes = _describe_root(table, job, part, whole) if is_root else _describe_part(table, job, part)
     if plan == 0 or nbytes < 0:
         return OTHER

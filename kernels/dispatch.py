@@ -15,7 +15,7 @@ from .call_cache import begin_known, end_known, find_known
 from .compared_calls import must_compare
 from .composition import progress_bound
 from .decorators import helper, linked, short_kernel
-from .dispatch_arguments import BYTE, array_in, describe, find, number_of_dtype
+from .dispatch_arguments import BYTE, arrays_of, describe
 from .dispatch_table import (
     BUCKETS,
     BUSY,
@@ -36,6 +36,8 @@ from .dispatch_table import (
     REDUCERS,
     TRIED,
     count_of,
+    find,
+    number_of_dtype,
     pack_call,
     plan_entry,
 )
@@ -204,8 +206,7 @@ def _recognize(table, blocking, job, collective, send, recv, op, root):
         if wanted not in (0, get(table, SHARED_METHOD) + 1):
             return -1  # there is no barrier by single copies
         return wanted if wanted else get(table, CHOSEN)
-    if blocking:  # who waits keeps the lists, and what is in them
-        send, recv = array_in(table, send), array_in(table, recv)
+    send, recv = arrays_of(table, 1 if bounds else get(job, SIZE), collective, send, recv, blocking)
     main = describe(table, job, collective, send, recv, root, bounds)
     if main == 0:
         return -1

@@ -1,27 +1,25 @@
-"""Arguments of plain calls: NumPy arrays, also with their datatype, by address, checked and written to a job."""
+"""Arguments of plain calls: NumPy arrays and what `buffer_views` shows as such, checked and written to a job."""
 
 import numpy as np
 
 from .atomics import load
+from .buffer_views import array_in
 from .decorators import helper
 from .dispatch_table import (
-    DTYPE_IDS,
-    DTYPES,
     IN_PLACE,
     ITEMSIZES,
     READABLE,
     WRITABLE,
     count_of,
     data_of,
-    datatype_number,
     dtype_of,
-    is_list_of_two,
     is_plain,
-    item_of,
+    number_of_dtype,
 )
 from .operation_words import (
     ALLGATHER,
     ALLREDUCE,
+    ALLTOALL,
     BCAST,
     DISPLS,
     GATHER,
@@ -42,30 +40,14 @@ BYTE = ELEMENT_TYPES.index(np.dtype(np.uint8))
 
 
 @helper
-def find(table, first, number, wanted):
-    """Return where among the `number` words from `first` on `wanted` stands; -1: nowhere."""
-    for candidate in range(number):
-        if get(table, first + candidate) == wanted:
-            return candidate
-    return -1
+def arrays_of(table, size, collective, send, recv, may_move):
+    """Return both arguments of a call as arrays, where they are arrays or specifications that `array_in` knows.
 
-
-@helper
-def number_of_dtype(table, array):
-    """Return the number of an array's element type; -1 if it has none."""
-    return find(table, DTYPE_IDS, get(table, DTYPES), dtype_of(table, array))
-
-
-@helper
-def array_in(table, thing):
-    """Return the array of ``[array, MPI.DOUBLE]`` and the like; anything else as it is."""
-    if thing == 0 or not is_list_of_two(table, thing):
-        return thing
-    array = item_of(table, thing, 0)
-    if not is_plain(table, array, READABLE):
-        return thing
-    number = number_of_dtype(table, array)
-    return array if number >= 0 and datatype_number(table, item_of(table, thing, 1)) == number else thing
+    A count is that of a block where a buffer has one for each of `size` ranks; 1 if they own uneven parts.
+    """
+    send_blocks = size if collective in (SCATTER, ALLTOALL, REDUCE_SCATTER) else 1
+    recv_blocks = size if collective in (GATHER, ALLGATHER, ALLTOALL) else 1
+    return array_in(table, send, 0, send_blocks, may_move), array_in(table, recv, 1, recv_blocks, may_move)
 
 
 @helper

@@ -2,8 +2,8 @@
 
 The table says for each communicator which calls `dispatch` makes, and how. An object's header and the public fields of
 NumPy's array structure (`PyArrayObject_fields`), which have been the same since NumPy 1.7, are read from memory;
-`layout_error` checks both before they are used. So are the fields of lists, for ``[array, MPI.DOUBLE]``, see
-`knows_lists`, and what else stands in specifications of vector collectives, see `vector_specs`.
+`layout_error` checks both before they are used. What else stands in specifications of buffers is in `builtin_objects`
+and `buffer_views`.
 """
 
 import sys
@@ -43,11 +43,13 @@ MAX_OPS, MAX_DTYPES, BUCKETS = 16, 32, 64
     INT32_DTYPE,
     TUPLE_ITEMS,  # offset of a tuple's first item
     INT_HAS_TAG,  # 1 if an int has a word of sign and length as of Python 3.12
+    SHOWN,  # address of SHOWN_COUNT rows of buffers that are no arrays, see `buffer_views`
+    SHOWN_COUNT,
     COUNTED_PLANS,  # addresses of this rank's plans of Gatherv, not as root and as root, and of Scatterv, or 0
-) = range(27)
+) = range(29)
 HISTORY_LENGTH, HISTORY_ENTRY = 64, 3
 AGREED_LENGTH = 128
-OP_IDS = 30
+OP_IDS = 32
 DTYPE_IDS = OP_IDS + MAX_OPS
 ITEMSIZES = DTYPE_IDS + MAX_DTYPES
 REDUCERS = ITEMSIZES + MAX_DTYPES
@@ -57,7 +59,9 @@ TRIED where this is the method before any trial, see `method_trials`."""
 TRIED = 4
 SINGLE_COPY_BIT = 7
 """In packed calls: the algorithm is "single_copy" instead of "shared"."""
-PLANS = CHOSEN + len(COLLECTIVES) * BUCKETS
+VIEWS, VIEW_WORDS = CHOSEN + len(COLLECTIVES) * BUCKETS, 16
+"""Room for two views with the fields of arrays, see `buffer_views`."""
+PLANS = VIEWS + 2 * VIEW_WORDS
 """Here 2 * size words a collective follow, the addresses of plans by length (0 short, 1 long) and root."""
 
 
@@ -122,8 +126,14 @@ def pack_call(collective, single_copy, dtype, op, root):
 _C_CONTIGUOUS, _F_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x2, 0x100, 0x400
 _CONTIGUOUS = _C_CONTIGUOUS | _F_CONTIGUOUS
 READABLE, WRITABLE = _ALIGNED, _ALIGNED | _WRITEABLE
-_DATA, _NDIM, _SHAPE, _DTYPE, _FLAGS = 0, 8, 16, 40, 48
+DATA, NDIM, SHAPE, DTYPE, FLAGS = 0, 8, 16, 40, 48
 """Offsets behind the object header: char *data; int nd; npy_intp *dimensions, *strides; base; descr; int flags."""
+
+
+@helper
+def flags_of(table, array):
+    """Return an array's flags."""
+    return load_int32(array + get(table, HEADER) + FLAGS)
 
 
 @helper
@@ -132,28 +142,28 @@ def is_plain(table, array, flags):
     header = get(table, HEADER)
     if load(array + header - 8) != get(table, ARRAY_TYPE):
         return False
-    found = load_int32(array + header + _FLAGS)
+    found = load_int32(array + header + FLAGS)
     return found & flags == flags and found & _CONTIGUOUS != 0
 
 
 @helper
 def is_in_c_order(table, array):
     """Say whether an array is contiguous in C's order."""
-    return load_int32(array + get(table, HEADER) + _FLAGS) & _C_CONTIGUOUS != 0
+    return flags_of(table, array) & _C_CONTIGUOUS != 0
 
 
 @helper
 def data_of(table, array):
     """Return where an array's elements are."""
-    return load(array + get(table, HEADER) + _DATA)
+    return load(array + get(table, HEADER) + DATA)
 
 
 @helper
 def count_of(table, array):
     """Return how many elements an array has."""
     fields = array + get(table, HEADER)
-    product, shape = 1, load(fields + _SHAPE)
-    for axis in range(load_int32(fields + _NDIM)):
+    product, shape = 1, load(fields + SHAPE)
+    for axis in range(load_int32(fields + NDIM)):
         product *= load(shape + 8 * axis)
     return product
 
@@ -161,38 +171,35 @@ def count_of(table, array):
 @helper
 def set_length(table, array, count):
     """Set how many elements a vector has, in memory that is large enough; nobody else may look at it."""
-    store(load(array + get(table, HEADER) + _SHAPE), count)
+    store(load(array + get(table, HEADER) + SHAPE), count)
 
 
 @helper
 def length_of_vector(table, array):
     """Return how many elements a vector has; -1 for an array of another number of dimensions."""
     fields = array + get(table, HEADER)
-    return load(load(fields + _SHAPE)) if load_int32(fields + _NDIM) == 1 else -1
+    return load(load(fields + SHAPE)) if load_int32(fields + NDIM) == 1 else -1
 
 
 @helper
 def dtype_of(table, array):
     """Return the address of an array's element type."""
-    return load(array + get(table, HEADER) + _DTYPE)
-
-
-LIST_SIZE, LIST_ITEMS, _LIST_NBYTES = 0, 8, 24
-"""Offsets behind the object header: Py_ssize_t ob_size; PyObject **ob_item; Py_ssize_t allocated; and their length."""
+    return load(array + get(table, HEADER) + DTYPE)
 
 
 @helper
-def is_list_of_two(table, thing):
-    """Say whether an object is a list of two items."""
-    header = get(table, HEADER)
-    wanted = get(table, LIST_TYPE)
-    return wanted != 0 and load(thing + header - 8) == wanted and load(thing + header + LIST_SIZE) == 2
+def find(table, first, number, wanted):
+    """Return where among the `number` words from `first` on `wanted` stands; -1: nowhere."""
+    for candidate in range(number):
+        if get(table, first + candidate) == wanted:
+            return candidate
+    return -1
 
 
 @helper
-def item_of(table, thing, number):
-    """Return the address of an item of a list."""
-    return load(load(thing + get(table, HEADER) + LIST_ITEMS) + 8 * number)
+def number_of_dtype(table, array):
+    """Return the number of an array's element type; -1 if it has none."""
+    return find(table, DTYPE_IDS, get(table, DTYPES), dtype_of(table, array))
 
 
 @helper
@@ -206,39 +213,22 @@ def datatype_number(table, datatype):
 
 
 @kernel_for("int64", "int64", "int64[1C]")
-def _look_at_list(thing, header, out):
-    """Write what `call` would read of a list to `out`: type, size, first and last item."""
-    out[0], out[1] = load(thing + header - 8), load(thing + header + LIST_SIZE)
-    items = load(thing + header + LIST_ITEMS)
-    out[2], out[3] = load(items), load(items + 8 * out[1] - 8)
-
-
-@kernel_for("int64", "int64", "int64[1C]")
 def _look_at(array, header, out):
     """Write what `call` would read of an array to `out`: type, data, count, element type, flags."""
     fields = array + header
     out[0], out[1], out[3], out[4] = (
         load(fields - 8),
-        load(fields + _DATA),
-        load(fields + _DTYPE),
-        load_int32(fields + _FLAGS),
+        load(fields + DATA),
+        load(fields + DTYPE),
+        load_int32(fields + FLAGS),
     )
-    out[2] = load_int32(fields + _NDIM)
-    out[5] = load(load(fields + _SHAPE) + 8)
+    out[2] = load_int32(fields + NDIM)
+    out[5] = load(load(fields + SHAPE) + 8)
 
 
 def header_nbytes() -> int:
     """Return how many bytes come before an object's own fields."""
     return object.__basicsize__
-
-
-def knows_lists() -> bool:
-    """Return whether lists of this interpreter are laid out as expected; for where `layout_error` returns ""."""
-    if list.__basicsize__ != header_nbytes() + _LIST_NBYTES:
-        return False
-    thing, seen = [object(), object(), object()], np.zeros(4, np.int64)
-    _look_at_list(id(thing), header_nbytes(), seen)
-    return bool(seen.tolist() == [id(list), 3, id(thing[0]), id(thing[2])])
 
 
 def layout_error() -> str:
@@ -247,7 +237,7 @@ def layout_error() -> str:
         return "the JIT is disabled"
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return "this interpreter's objects are not those of CPython with its global lock"
-    if np.ndarray.__basicsize__ < header_nbytes() + _FLAGS + 8:
+    if np.ndarray.__basicsize__ < header_nbytes() + FLAGS + 8:
         return "NumPy's arrays have too few fields"
     for array in (np.zeros((3, 5), np.float32), np.zeros((7, 2), np.int64)[::2], np.zeros((2, 3), order="F")):
         seen = np.zeros(6, np.int64)

@@ -5,8 +5,7 @@ from .block_exchange import take_blocks
 from .block_offers import offer_blocks
 from .decorators import helper, linked
 from .dispatch import is_open, make_call
-from .dispatch_arguments import number_of_dtype
-from .dispatch_table import ITEMSIZES, JOB, data_of, dtype_of
+from .dispatch_table import ITEMSIZES, JOB, data_of, dtype_of, number_of_dtype
 from .exchange_methods import choose_method, end_timed
 from .exchange_words import (
     ALLTOALLV,

@@ -32,6 +32,7 @@ _COLLECTIVES = (
     "atomics",
     "block_exchange",
     "block_offers",
+    "builtin_objects",
     "compared_calls",
     "composition",
     "counted_calls",
@@ -52,7 +53,6 @@ _COLLECTIVES = (
     "uneven_calls",
     "uneven_parts",
     "vector_checks",
-    "vector_specs",
     "withdrawal",
 )
 """Modules whose kernels collectives use."""

@@ -28,6 +28,8 @@ _CODEC_FILES = (
 )
 """Used by the kernels of codecs."""
 _PLAN_FILES = (
+    "buffer_views.py",
+    "builtin_objects.py",
     "call_cache.py",
     "call_records.py",
     "codecs/counter_random.py",
@@ -66,6 +68,7 @@ _PLAN_FILES = (
 )
 """Used by the kernels of `_PLAN_USERS`."""
 _PLAN_USERS = (
+    "builtin_objects",
     "compared_calls",
     "composition",
     "counted_calls",
@@ -87,12 +90,13 @@ _PLAN_USERS = (
     "uneven_calls",
     "uneven_parts",
     "vector_checks",
-    "vector_specs",
     "withdrawal",
 )
 _EXCHANGE_FILES = (
     "block_exchange.py",
     "block_offers.py",
+    "buffer_views.py",
+    "builtin_objects.py",
     "dispatch.py",
     "dispatch_arguments.py",
     "dispatch_table.py",

@@ -6,10 +6,10 @@ have other items by now, and datatypes may have been freed: their items and hand
 """
 
 from .atomics import load, load_int32, store
+from .builtin_objects import items_of
 from .decorators import helper
 from .dispatch import is_open
-from .dispatch_arguments import number_of_dtype
-from .dispatch_table import JOB, READABLE, WRITABLE, data_of, is_plain
+from .dispatch_table import JOB, READABLE, WRITABLE, data_of, is_plain, number_of_dtype
 from .exchange_calls import NOT_READ, make_exchange
 from .exchange_words import (
     ALLTOALLW,
@@ -27,7 +27,7 @@ from .exchange_words import (
 from .object_kernels import takes_objects
 from .operation_words import get
 from .strided_copy import LAYOUT_WORDS, NBYTES
-from .vector_specs import items_of, nbytes_of
+from .vector_specs import nbytes_of
 
 ENTRIES = 8
 HANDLE_NBYTES, HEADER_WORDS = 0, 1

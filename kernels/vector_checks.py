@@ -1,10 +1,20 @@
 """Checks of the arguments of Gatherv, Scatterv and Alltoallv that the MPI library executes."""
 
 from .atomics import load
+from .buffer_views import array_in
 from .decorators import helper, short_kernel
 from .dispatch import is_open, note
-from .dispatch_arguments import array_in, number_of_dtype
-from .dispatch_table import JOB, KNOWN_IN_HISTORY, NUMBER, READABLE, WRITABLE, count_of, dtype_of, is_plain
+from .dispatch_table import (
+    JOB,
+    KNOWN_IN_HISTORY,
+    NUMBER,
+    READABLE,
+    WRITABLE,
+    count_of,
+    dtype_of,
+    is_plain,
+    number_of_dtype,
+)
 from .object_kernels import takes_objects
 from .operation_words import ALLTOALL, GATHER, RANK, SIZE, get, read_word
 from .vector_specs import arrays_are_apart, read_fitting
@@ -69,7 +79,7 @@ def check_vectors(table, collective, send, recv, root):
     if collective == ALLTOALL:
         return _check_alltoall(table, job, send, recv)
     gathers = collective == GATHER
-    part = array_in(table, send if gathers else recv)
+    part = array_in(table, send if gathers else recv, 0, 1, False)
     if not is_plain(table, part, READABLE if gathers else WRITABLE) or number_of_dtype(table, part) < 0:
         return -1
     count = count_of(table, part)

@@ -143,7 +143,7 @@ def _memory(data: Any, sent: bool) -> Any:
 
 def fits(dtype: np.dtype, datatype: MPI.Datatype | str) -> bool:
     """Return whether a datatype is that of an array's elements."""
-    found = _dtype_of_code(datatype) if isinstance(datatype, str) else dtypes_by_handle().get(datatype.handle)
+    found = dtype_of_code(datatype) if isinstance(datatype, str) else dtypes_by_handle().get(datatype.handle)
     return found is not None and (found is dtype or found == dtype)  # NumPy has None equal to float64
 
 
@@ -160,7 +160,8 @@ def dtypes_by_handle() -> dict[int, np.dtype]:
 
 
 @cache
-def _dtype_of_code(code: str) -> np.dtype | None:
+def dtype_of_code(code: str) -> np.dtype | None:
+    """Return the element type for which a letter stands; None for any other text."""
     try:
         return dtypes_by_handle().get(MPI.Datatype.fromcode(code).handle)
     except ValueError:

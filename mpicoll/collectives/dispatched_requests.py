@@ -79,7 +79,7 @@ def start_quickly(
         request = DispatchedRequest(scope.timeout, lane.address)
         if status != DONE:
             flight = SharedOperation(scope.channel, lane.job, scope.channel.dispatch.number, status)
-            request.go_on_later(flight, (sendbuf, recvbuf, kept), unpack)
+            request.go_on_later(flight, (_held(sendbuf), _held(recvbuf), kept), unpack)
         elif unpack is not None:
             unpack()
         lanes.end_turn(lane, request)
@@ -90,3 +90,8 @@ def start_quickly(
         scope.channel.break_off(error)  # it is not known which lane is next
         raise
     return request
+
+
+def _held(spec: Any) -> Any:
+    """Return what keeps the memory of an argument alive: not a list, whose items may be replaced meanwhile."""
+    return tuple(spec) if type(spec) is list else spec

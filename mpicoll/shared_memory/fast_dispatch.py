@@ -6,14 +6,15 @@ type. The table also numbers the collectives of a communicator, for both paths.
 
 from __future__ import annotations
 
+import sys
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.plain_specs import dtypes_by_handle
-from mpicoll.kernels import dispatch_table, uneven_parts, vector_specs
+from mpicoll.buffers.plain_specs import dtype_of_code, dtypes_by_handle
+from mpicoll.kernels import buffer_views, builtin_objects, dispatch_table, uneven_parts
 from mpicoll.kernels import operation_words as layout
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.compared_calls import is_new
@@ -26,6 +27,8 @@ _OP_NUMBERS = {name: number for number, name in enumerate(kernels.OPS)}
 NEWS_EVERY = 256
 _DATATYPES = [each for each in vars(MPI).values() if type(each) is MPI.Datatype and each != MPI.DATATYPE_NULL]
 """Kept alive, too: predefined datatypes, which programs name in specifications such as ``[array, MPI.DOUBLE]``."""
+_LETTERS = tuple(text for letter in np.typecodes["All"] for text in (letter, sys.intern(letter)))
+"""Kept alive, too: an interpreter has one text or two of each letter, which stands for a datatype."""
 _MOST_RANKS = 1 << 20
 """Roots are less than this number, hashes of counts very rarely."""
 USER_OP = dispatch_table.MAX_OPS
@@ -43,12 +46,16 @@ def _datatype_pairs() -> np.ndarray:
     first = [id(MPI.DOUBLE), id(MPI.FLOAT), id(MPI.INT), id(MPI.INT64_T)]  # the most common ones are found quickly
     order = [*first, *(address for address in pairs if address not in first)]
     rows = [(address, pairs[address]) for address in order if pairs[address] is not None]
-    return np.array(rows, np.int64)
+    letters = [(id(letter), DTYPE_NUMBERS.get(dtype_of_code(letter))) for letter in _LETTERS]
+    return np.array([*rows, *(row for row in letters if row[1] is not None)], np.int64)
+
+
+_shown_rows = cache(buffer_views.shown_rows)
 
 
 @cache
 def _knows_numbers() -> bool:
-    return vector_specs.knows_numbers(dispatch_table.header_nbytes())
+    return builtin_objects.knows_numbers(dispatch_table.header_nbytes())
 
 
 _NUMBER_WORDS = {
@@ -57,8 +64,8 @@ _NUMBER_WORDS = {
     dispatch_table.NONE: id(None),
     dispatch_table.INT64_DTYPE: id(np.dtype(np.int64)),
     dispatch_table.INT32_DTYPE: id(np.dtype(np.int32)),
-    dispatch_table.TUPLE_ITEMS: vector_specs.tuple_items(),
-    dispatch_table.INT_HAS_TAG: vector_specs.has_tags(),
+    dispatch_table.TUPLE_ITEMS: builtin_objects.tuple_items(),
+    dispatch_table.INT_HAS_TAG: builtin_objects.has_tags(),
 }
 """Words of a table for reading counts from specifications."""
 
@@ -130,12 +137,15 @@ class FastDispatch:
         if job is None:
             return
         words[dispatch_table.JOB] = job.ctypes.data
-        if self.usable and dispatch_table.knows_lists():
+        if self.usable and builtin_objects.knows_lists():
             pairs = _datatype_pairs()
             words[dispatch_table.LIST_TYPE] = id(list)
             words[dispatch_table.DATATYPES], words[dispatch_table.DATATYPE_COUNT] = pairs.ctypes.data, len(pairs)
             if _knows_numbers():
                 self._words[list(_NUMBER_WORDS)] = list(_NUMBER_WORDS.values())
+        if self.usable:
+            rows = _shown_rows()
+            words[dispatch_table.SHOWN], words[dispatch_table.SHOWN_COUNT] = rows.ctypes.data, len(rows)
         words[dispatch_table.KNOWN] = self._known.ctypes.data
         words[dispatch_table.HISTORY], words[dispatch_table.AGREED] = (
             self._history.ctypes.data,

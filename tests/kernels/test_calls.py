@@ -10,7 +10,7 @@ from mpi4py import MPI
 from numba import config
 
 from mpicoll import Intracomm
-from mpicoll.kernels import dispatch, dispatch_table
+from mpicoll.kernels import builtin_objects, dispatch, dispatch_table
 from mpicoll.kernels.operation_words import ALLREDUCE, DONE, OTHER
 from mpicoll.kernels.reduce import DTYPES
 
@@ -40,9 +40,9 @@ def test_different_calls_have_different_words() -> None:
 
 
 def test_lists_are_laid_out_as_expected(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dispatch_table.knows_lists()
-    monkeypatch.setattr(dispatch_table, "header_nbytes", lambda: 24)
-    assert not dispatch_table.knows_lists()
+    assert builtin_objects.knows_lists()
+    monkeypatch.setattr(builtin_objects, "header_nbytes", lambda: 24)
+    assert not builtin_objects.knows_lists()
 
 
 def _status(comm: Any, sendbuf: Any, recvbuf: Any) -> int:

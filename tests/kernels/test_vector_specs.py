@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.buffers.plain_specs import plain_blocks
-from mpicoll.kernels import dispatch_table, vector_specs
+from mpicoll.kernels import builtin_objects, dispatch_table, vector_specs
 from mpicoll.kernels.decorators import DISABLED, uncached_kernel
 from mpicoll.kernels.operation_words import ALLTOALL, GATHER, SCATTER
 from mpicoll.kernels.reduce import DTYPES
@@ -106,17 +106,17 @@ def read_spec(spec: Any) -> tuple[int, list[int], list[int]]:
 
 
 def test_ints_and_tuples_are_laid_out_as_expected() -> None:
-    assert vector_specs.knows_numbers(dispatch_table.header_nbytes())
+    assert builtin_objects.knows_numbers(dispatch_table.header_nbytes())
 
 
 def test_another_layout_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     header = dispatch_table.header_nbytes()
     with monkeypatch.context() as patch:
-        patch.setattr(vector_specs, "tuple_items", lambda: tuple.__basicsize__ - 8)
-        assert not vector_specs.knows_numbers(header)
-    other = not vector_specs.has_tags()
-    monkeypatch.setattr(vector_specs, "has_tags", lambda: other)
-    assert not vector_specs.knows_numbers(header)
+        patch.setattr(builtin_objects, "tuple_items", lambda: tuple.__basicsize__ - 8)
+        assert not builtin_objects.knows_numbers(header)
+    other = not builtin_objects.has_tags()
+    monkeypatch.setattr(builtin_objects, "has_tags", lambda: other)
+    assert not builtin_objects.knows_numbers(header)
 
 
 @pytest.mark.parametrize("name", READ)

@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.collectives import execute
 from mpicoll.errors import RemoteError
 from mpicoll.interface import nonblocking
 from tests.mpi.conftest import refuse
@@ -155,6 +156,88 @@ def test_arrays_as_bytes(comm: Intracomm, compiled: Callable[[], None]) -> None:
     found = bytearray(4 * comm.size)
     comm.Allgather([numbers, MPI.INT], [found, MPI.INT])
     assert np.frombuffer(found, np.int32).tolist() == list(range(comm.size))
+
+
+FORMS: dict[str, Callable[[np.ndarray, int], Any]] = {
+    "tuple": lambda array, count: (array, MPI.DOUBLE),
+    "letter": lambda array, count: [array, "d"],
+    "count": lambda array, count: [array, count],
+    "count, type": lambda array, count: [array, count, MPI.DOUBLE],
+    "count, letter, tuple": lambda array, count: (array, count, "d"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_specifications_are_read_by_compiled_code(
+    comm: Intracomm, compiled: Callable[[], None], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Counts are those of a block where a buffer has one for each rank."""
+    _warm_up(comm)
+    compiled()
+    for module in (execute, nonblocking):
+        monkeypatch.setattr(module, "plain_arguments", refuse)
+    size, rank, specify = comm.size, comm.rank, FORMS[form]
+    room = 0 if form in ("tuple", "letter") else 3  # behind what is counted
+    own = np.concatenate([np.arange(COUNT) + 10.0 * rank, np.full(room, GAP)])
+    blocks = np.concatenate([np.arange(COUNT * size) + 100.0 * rank, np.full(room, GAP)])
+    every = [np.arange(COUNT) + 10.0 * other for other in range(size)]
+
+    def made(call: Callable[..., Any], send: np.ndarray, wanted: Any, *rest: Any) -> None:
+        wanted = np.ravel(wanted)
+        got = np.full(wanted.size + room, GAP)
+        request = call(specify(send, COUNT), specify(got, COUNT), *rest)
+        if request is not None:
+            request.Wait()
+        np.testing.assert_array_equal(got, np.concatenate([wanted, np.full(room, GAP)]))
+
+    mine = slice(COUNT * rank, COUNT * (rank + 1))
+    columns = [(np.arange(COUNT * size) + 100.0 * other)[mine] for other in range(size)]
+
+    def of(name: str, begin: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(comm, begin + (name.lower() if begin else name))
+        return found
+
+    for begin in ("", "I"):
+        made(of("Allreduce", begin), own, sum(every))
+        made(of("Allgather", begin), own, every)
+        made(of("Alltoall", begin), blocks, columns)
+        made(of("Reduce_scatter_block", begin), blocks, sum(columns))
+        made(of("Scan", begin), own, sum(every[: rank + 1]))
+        sent = own.copy() if rank == 0 else np.full(COUNT + room, GAP)
+        request = of("Bcast", begin)(specify(sent, COUNT), 0)
+        if request is not None:
+            request.Wait()
+        np.testing.assert_array_equal(sent[:COUNT], every[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.complex64, np.bool_])
+def test_scalars_are_read_by_compiled_code(
+    comm: Intracomm, compiled: Callable[[], None], monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    result, every = np.zeros((), dtype), np.zeros(comm.size, dtype)
+    comm.Allreduce(dtype(1), result, MPI.SUM if dtype is not np.bool_ else MPI.LOR)
+    _warm_up(comm)
+    compiled()
+    monkeypatch.setattr(execute, "plain_arguments", refuse)
+    comm.Allreduce(dtype(1), result, MPI.SUM if dtype is not np.bool_ else MPI.LOR)
+    assert result == (comm.size if dtype is not np.bool_ else True)
+    comm.Allgather(dtype(comm.rank % 2), every)
+    assert every.tolist() == [dtype(rank % 2) for rank in range(comm.size)]
+
+
+def test_a_list_may_change_while_its_array_is_in_use(comm: Intracomm) -> None:
+    """What a nonblocking call was given stays alive."""
+    count = 100_000
+    send, recv = [np.full(count, comm.rank + 1.0), MPI.DOUBLE], [np.zeros(count), MPI.DOUBLE]
+    result = recv[0]
+    for _ in range(3):
+        request = comm.Iallreduce(send, recv)
+        send[0], recv[0] = None, None
+        trash = [np.full(count, -5.0) for _ in range(4)]  # in the place of what would be free
+        request.Wait()
+        assert (result == comm.size * (comm.size + 1) / 2).all()
+        send[0], recv[0] = trash[0], result
+        send[0][...] = comm.rank + 1.0
 
 
 @pytest.mark.parametrize("kind", ["arrays", "counts", "no memory"])
