@@ -66,12 +66,12 @@ def start_quickly(
     node = scope.channel.node
     assert node is not None
     lanes, request, call = node.nonblocking, None, (collective, sendbuf, recvbuf, op, root)
-    lane = lanes.take_turn(0)
+    lane = lanes.take_turn(node, 0)
     try:
         status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
         if status == TOO_LONG:
             lanes.undo_turn(lane)
-            lane = lanes.take_turn(AT_ONCE_NBYTES + 1)
+            lane = lanes.take_turn(node, AT_ONCE_NBYTES + 1)
             status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
         if status == OTHER:
             lanes.undo_turn(lane)

@@ -216,7 +216,7 @@ class SharedRequest(Request):
         self._task: CheckedOperation | None = task
         self._operation = _operation_or_refusal(task, timeout)
         number = _number(channel, self._operation, timeout)
-        lane = node.nonblocking.take_turn(task.nbytes)
+        lane = node.nonblocking.take_turn(node, task.nbytes)
         self._job = lane.job
         flight = QueuedOperation(channel, self._job, number, self._operation.signature, task.op_name)
         flight.begins_after(lane.last, self._start)

@@ -181,7 +181,9 @@ class Ranks:
 
     def _made(self, kind: str, rank: int, root: int, long: bool) -> tuple[Row, ...]:
         if kind in COUNTED:
-            return make_counted(kind.removesuffix("v"), rank, is_root=rank == root)
+            exchange = self.modules.counted_parts.exchange_parts  # which simulated memory calls by its name
+            function = getattr(exchange, "address", 0)
+            return make_counted(kind.removesuffix("v"), rank, is_root=rank == root, function=function)
         return make(kind, self.size, rank, root=root, long=long)
 
     def plan_of(self, rank: int, operation: SimulatedOperation) -> int:

@@ -13,7 +13,7 @@ from mpicoll.kernels import reduce
 
 Array = np.ndarray
 _INT64 = np.dtype(np.int64)
-_EXECUTOR = ("operation_words", "executor")
+_EXECUTOR = ("operation_words", "executor", "counted_parts")
 
 
 class ThreadMemory:

@@ -102,7 +102,7 @@ class SharedMemoryDomain:
         self.trials = Trials(self.blocking, trials, oversubscribed) if self.copies is not None else None
         self._sequences = [0] * PLAN_LANES
         self._nonblocking_jobs: dict[int, np.ndarray] = {}
-        self.nonblocking = NonblockingLanes(self.nonblocking_job, driven=self.driven)
+        self.nonblocking = NonblockingLanes(driven=self.driven)
         self.exchange_memory: Any = None
         self._busy: set[int] = set()  # changed in one step each, as requests may be freed in between
 

@@ -11,7 +11,6 @@ writes to what the other one has just read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +29,14 @@ class Ending(Protocol):
 
     def complete(self) -> None:
         """Wait until it has ended."""
+
+
+class HasJobs(Protocol):
+    """A domain of shared memory."""
+
+    def nonblocking_job(self, number: int) -> np.ndarray:
+        """Return the job of a lane: from number 0 on those for short vectors, and those for long ones behind them."""
+        ...
 
 
 class NonblockingLane:
@@ -52,26 +59,27 @@ class NonblockingLanes:
 
     Parameters
     ----------
-    job_of
-        Returns the job of a lane by its number: from 0 for short vectors, and those of long ones behind them.
     driven
         Operations progress beside the program on all ranks: then long ones use the lanes of short ones.
     """
 
-    def __init__(self, job_of: Callable[[int], np.ndarray], *, driven: bool) -> None:
-        self._job_of, self._longest = job_of, 0 if driven else AT_ONCE_NBYTES
+    def __init__(self, *, driven: bool) -> None:
+        self._longest = 0 if driven else AT_ONCE_NBYTES
         self._turns: dict[bool, list[NonblockingLane]] = {}  # the least recently used one first
 
-    def take_turn(self, nbytes: int) -> NonblockingLane:
-        """Take the next lane for so many bytes; :meth:`end_turn` or :meth:`undo_turn` returns it."""
+    def take_turn(self, node: HasJobs, nbytes: int) -> NonblockingLane:
+        """Take the next lane for so many bytes; :meth:`end_turn` or :meth:`undo_turn` returns it.
+
+        The lanes do not keep `node`, whose they are: its memory is free when nobody else does.
+        """
         is_long = 0 < self._longest < nbytes
         if is_long not in self._turns:
-            self._turns[is_long] = self._made(is_long)
+            self._turns[is_long] = self._made(node, is_long)
         return self._turns[is_long].pop(0)
 
-    def _made(self, is_long: bool) -> list[NonblockingLane]:
+    def _made(self, node: HasJobs, is_long: bool) -> list[NonblockingLane]:
         first, count = (NONBLOCKING_LANES, LONG_LANES) if is_long else (0, NONBLOCKING_LANES)
-        jobs = list(map(self._job_of, range(first, first + count)))
+        jobs = list(map(node.nonblocking_job, range(first, first + count)))
         for job in jobs:
             job[LONGEST] = 0 if is_long else self._longest
         return [NonblockingLane(job, is_long) for job in jobs]

@@ -77,8 +77,8 @@ def test_parts_that_are_offered_late(kind: str, monkeypatch: pytest.MonkeyPatch)
     one = operation(2, kind, 4, root=1)
     prove(2, [one])
 
-    def planted(collective: str, rank: int, *, is_root: bool) -> tuple[Row, ...]:
-        header, enter, offer, started, *rest = make(collective, rank, is_root=is_root)
+    def planted(collective: str, rank: int, *, is_root: bool, function: int) -> tuple[Row, ...]:
+        header, enter, offer, started, *rest = make(collective, rank, is_root=is_root, function=function)
         return (header, enter, started, offer, *rest)
 
     monkeypatch.setattr(simulated_executor, "make_counted", planted)
