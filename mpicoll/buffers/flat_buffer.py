@@ -63,13 +63,12 @@ class Buffer:
         if self.destination is not None:
             self.owner[...] = self.destination
 
-    def reorder(self) -> bool:
-        """Make the copy anew in the other memory order, and return True; False if the elements are no copy."""
+    def reorder(self) -> None:
+        """Make the copy anew in the other memory order; what is no copy stays as it is."""
         if self.destination is None:
-            return False
+            return
         self.owner = np.array(self.destination, dtype=self.owner.dtype, order="F" if self.order == "C" else "C")
         self.address, self.order = self.owner.ctypes.data, order_of(self.owner)
-        return True
 
     def view(self, dtype: np.dtype[Any]) -> np.ndarray:
         """Return the memory as an array of shape (count,) and of `dtype`, which has the elements' item size."""
@@ -98,12 +97,13 @@ def address_of(array: np.ndarray) -> int:
 def check_alike(send: Buffer, recv: Buffer) -> None:
     """Raise ValueError if two buffers differ in type; zero elements match any type.
 
-    A copy of an array with gaps takes the memory order of the other buffer. Other arrays go as they lie in memory, as
-    in mpi4py: a C-ordered one that meets a Fortran-ordered one has its elements at other indices there.
+    A copy that is received into takes the memory order of what is sent. Whatever else is C-ordered and meets something
+    Fortran-ordered has its elements at other indices there, as in mpi4py: arrays go as they lie in memory. What a rank
+    sends must not depend on how its recvbuf lies there, which other ranks do not know.
     """
     if send.dtype != recv.dtype and send.count and recv.count:
         raise ValueError(f"sendbuf has elements of {send.dtype}, but recvbuf of {recv.dtype}")
-    if send.order and recv.order and send.order != recv.order and not send.reorder():
+    if send.order and recv.order and send.order != recv.order:
         recv.reorder()
 
 

@@ -193,6 +193,35 @@ def test_arrays_go_as_they_lie_in_memory_as_in_mpi4py(comm: Intracomm, name: str
     plain.Free()
 
 
+@pytest.mark.parametrize("kind", ["gaps", "byte-swapped"])
+@pytest.mark.parametrize("name", ["Alltoall", "Allgather", "Gather", "Allreduce", "Reduce_scatter_block"])
+def test_what_is_sent_does_not_depend_on_the_own_receive_array(comm: Intracomm, name: str, kind: str) -> None:
+    """Rank 1 receives in Fortran's order; all ranks send copies of arrays in C's order."""
+    size, moves = comm.size, name in ("Alltoall", "Allgather", "Gather")
+    columns = 3 if name in ("Allgather", "Gather") else 3 * size
+    received = {"Allgather": 3 * size, "Gather": 3 * size, "Reduce_scatter_block": 3}.get(name, columns)
+    dtype, step = (">i4", 1) if kind == "byte-swapped" else ("=i4", 2)
+    send = np.zeros((2, columns * step), dtype)[:, ::step]
+    whole = np.arange(2 * columns) + 1000 * np.arange(size)[:, None]
+    send[...] = whole[comm.rank].reshape(2, columns)
+    order: Any = "F" if comm.rank == 1 else "C"
+    for begin in ("", "I"):
+        result = np.zeros((2, received), dtype if moves else "=i4", order=order)
+        given = send if moves else np.array(send, "=i4", order="C") if kind == "byte-swapped" else send
+        request = getattr(comm, begin + (name.lower() if begin else name))(given, result)
+        if request is not None:
+            request.Wait()
+        own = slice(6 * comm.rank, 6 * comm.rank + 6)
+        wanted = {
+            "Alltoall": lambda own=own: whole[:, own],
+            "Allreduce": lambda: whole.sum(0),
+            "Reduce_scatter_block": lambda own=own: whole.sum(0)[own],
+        }.get(name, lambda: whole)()
+        is_copied = kind == "byte-swapped" and moves  # and has the order of what is sent
+        if name != "Gather" or comm.rank == 0:
+            assert (np.ravel(result, "C" if is_copied else "K") == np.ravel(wanted)).all()
+
+
 @pytest.mark.parametrize("columns", [3, 300])
 def test_counts_may_reach_behind_a_view_as_pointers_do_in_c(comm: Intracomm, columns: int) -> None:
     rank, size, kind = comm.rank, comm.size, MPI.DOUBLE
