@@ -17,6 +17,7 @@ from mpicoll.buffers.block_pairs import common_type, is_same_memory, ranges_meet
 from mpicoll.buffers.buffer_specs import in_place
 from mpicoll.buffers.typed_blocks import Descriptions, TypedBlocks
 from mpicoll.collectives import select
+from mpicoll.collectives.block_agreement import compare_blocks
 from mpicoll.collectives.block_layouts import copy_own, layouts_of, rows_of
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.exchange_memory import memory_of
@@ -235,6 +236,7 @@ class BlockExchange:
     ) -> None:
         """Exchange blocks; `dtype` is the type of all elements if they have one."""
         memory, inside = self._memory.words, send is recv
+        compare_blocks(self._scope, title, send, recv, dtype)
         memory[words.ASKED] = self._asked(algorithm)
         try:
             target, unpacked = layouts_of(recv)

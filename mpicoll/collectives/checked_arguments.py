@@ -13,6 +13,7 @@ from mpicoll.buffers.reduction_ops import Reducer
 from mpicoll.communicator.channel import Channel
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.kernels import reduce as kernels
+from mpicoll.messages.call_agreement import PairLengths
 from mpicoll.progress.call_signature import Signature
 from mpicoll.schedules import COLLECTIVES
 
@@ -108,6 +109,18 @@ class CheckedArguments:
             parts.insert(-1, f"compression={self.compression}")
         elements = [] if self.collective == "barrier" else [count, f"dtype={self.dtype}"]
         return Signature.of(f"{self.title}({', '.join([*elements, *operation, *parts])})")
+
+    def pair_lengths(self) -> PairLengths | None:
+        """Return what this rank sends to each rank and expects from each; None if all ranks know all counts."""
+        if not self.uneven or self.counts is None:
+            return None
+        nbytes = [count * self.dtype.itemsize for count in self.counts]
+        if self.collective == "alltoall":
+            return PairLengths(nbytes, [count * self.dtype.itemsize for count in self.recvcounts or self.counts])
+        rank, nothing = self.channel.rank, [0] * self.channel.size
+        own = [nbytes[rank] if peer == self.root else 0 for peer in range(self.channel.size)]
+        at_root = nbytes if rank == self.root else nothing
+        return PairLengths(own, at_root) if self.collective == "gather" else PairLengths(at_root, own)
 
     def refresh(self) -> None:
         """Copy the present contents of arrays into the copies of them; persistent operations start with it."""

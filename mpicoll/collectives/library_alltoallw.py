@@ -7,12 +7,13 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.buffers.buffer_specs import in_place
+from mpicoll.buffers.typed_blocks import Descriptions
 from mpicoll.collectives import select
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.native_requests import NativeRequest, NonblockingNativeRequest
 from mpicoll.collectives.operation import NativeOperation
 from mpicoll.collectives.requests import PersistentRequest, Request
-from mpicoll.messages.call_agreement import settle
+from mpicoll.messages.call_agreement import PairLengths, refuse, settle
 
 _IS_MPICH = MPI.get_vendor()[0] == "MPICH"
 """Open MPI 5.0.11 leaves out the displacement of the only rank's block."""
@@ -23,7 +24,19 @@ def operation(scope: CallContext, sendbuf: Any, recvbuf: Any, *, chosen: bool) -
     settle(scope.channel, scope.timeout)
     scope.channel.ensure_usable()
     sent = MPI.IN_PLACE if in_place(sendbuf) else sendbuf
-    return NativeOperation(scope.channel, "alltoallw", "Alltoallw", (sent, recvbuf), chosen)
+    lengths = _lengths(scope, sent, recvbuf) if scope.channel.check == "full" else None
+    return NativeOperation(scope.channel, "alltoallw", "Alltoallw", (sent, recvbuf), chosen, lengths=lengths)
+
+
+def _lengths(scope: CallContext, sendbuf: Any, recvbuf: Any) -> PairLengths:
+    """Return the lengths of blocks; if the arguments are wrong, the other ranks are told."""
+    descriptions = Descriptions(scope.channel.size)
+    try:
+        into = descriptions.blocks(recvbuf, "recvbuf", writable=True).description
+        out = into if in_place(sendbuf) else descriptions.blocks(sendbuf, "sendbuf", writable=False).description
+    except Exception as error:
+        refuse(scope.channel, "alltoallw", error, scope.timeout)
+    return PairLengths(out.nbytes, into.nbytes)
 
 
 def start(scope: CallContext, sendbuf: Any, recvbuf: Any) -> Request:

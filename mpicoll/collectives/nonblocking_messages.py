@@ -18,7 +18,7 @@ from mpicoll.collectives.aggregated_rounds import operation_numbers
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.collectives.requests import Request
 from mpicoll.communicator.channel import Channel
-from mpicoll.messages.call_agreement import agree
+from mpicoll.messages.call_agreement import compare
 from mpicoll.messages.p2p import Plan, PlanRun
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.in_flight import InFlight
@@ -167,7 +167,7 @@ class NonblockingMessageRequest(Request):
         channel, signature = task.channel, task.signature()
         number = channel.enter(signature)
         if channel.check == "full":
-            agree(channel, signature, number, timeout)
+            compare(channel, signature, task.pair_lengths(), number, timeout)
         self._task: CheckedOperation | None = task
         try:
             kept, slot = _plan_for(task, signature)

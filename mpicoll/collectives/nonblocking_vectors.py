@@ -2,8 +2,8 @@
 
 Each part is sent directly, whatever the counts are. The MPI library does so in less time than making a plan for one
 call takes, so that ``"auto"`` takes its nonblocking functions, on all ranks. Arguments are checked before; those that
-the MPI library does not take, such as strided arrays, are packed. Ranks whose elements are of different types are
-noticed only where calls are compared (``MPICOLL_CHECK=full``).
+the MPI library does not take, such as strided arrays, are packed. Ranks whose elements are of different types, or whose
+counts disagree, are noticed only where calls are compared (``MPICOLL_CHECK=full``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.buffer_specs import in_place
+from mpicoll.buffers.datatypes import BYTE
 from mpicoll.buffers.plain_specs import array_of, key_of, plain_blocks
 from mpicoll.collectives import select, validate
 from mpicoll.collectives.call_context import CallArguments, CallContext
@@ -30,10 +31,11 @@ from mpicoll.collectives.requests import Request
 from mpicoll.kernels.operation_words import ALLTOALL, GATHER, SCATTER
 from mpicoll.kernels.reduce import DTYPES
 from mpicoll.kernels.vector_checks import check_vectors, number_call
-from mpicoll.messages.call_agreement import settle
+from mpicoll.messages.call_agreement import PairLengths, settle
 from mpicoll.messages.native import NONBLOCKING, Arguments, NativeRun
 from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Signature
+from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
 _MAX_KNOWN = 256
 _NUMBERS = {"gatherv": GATHER, "scatterv": SCATTER, "alltoallv": ALLTOALL}
@@ -176,21 +178,34 @@ class NonblockingVectorCalls:
             blocks = _as_blocks(array, extent)
         own = [part, _datatype(part.dtype)]
         ends = (own, blocks) if gathers else (blocks, own)
-        return self._operation(made.collective, (*ends, made.root), part.dtype, part.size > 0, f"root={made.root}")
+        operation = self._operation(made.collective, (*ends, made.root), part.dtype, part.size > 0, f"root={made.root}")
+        operation.lengths = self._rooted_lengths(made, part, None if blocks is None else blocks[1][0])
+        return operation
+
+    def _rooted_lengths(self, made: CallArguments, part: np.ndarray, counts: Sequence[int] | None) -> PairLengths:
+        """Return the lengths of what is sent and expected; `counts` are the root's, None on other ranks."""
+        own = [part.nbytes if peer == made.root else 0 for peer in range(self._size)]
+        at_root = [count * part.itemsize for count in counts or [0] * self._size]
+        return PairLengths(own, at_root) if made.collective == "gatherv" else PairLengths(at_root, own)
 
     def _plain_alltoallv(self, sendbuf: Any, recvbuf: Any) -> NativeOperation | None:
         target, into = self._extent(recvbuf, written=True)
         if into is None:
             return None
         if in_place(sendbuf):
-            return self._operation("alltoallv", (MPI.IN_PLACE, _as_blocks(target, into)), target.dtype, into.stop > 0)
+            blocks = _as_blocks(target, into)
+            operation = self._operation("alltoallv", (MPI.IN_PLACE, blocks), target.dtype, into.stop > 0)
+            operation.lengths = _lengths(into, into, target.itemsize)
+            return operation
         source, out = self._extent(sendbuf, written=False)
         if out is None or out.counts[self._rank] != into.counts[self._rank] or source.dtype != target.dtype:
             return None
         if _meet(source, target):
             return None
         arguments = _as_blocks(source, out), _as_blocks(target, into)
-        return self._operation("alltoallv", arguments, target.dtype, into.stop > 0 or out.stop > 0)
+        operation = self._operation("alltoallv", arguments, target.dtype, into.stop > 0 or out.stop > 0)
+        operation.lengths = _lengths(out, into, target.itemsize)
+        return operation
 
     def _operation(
         self, collective: str, arguments: Arguments, dtype: np.dtype, known: bool, *parts: str
@@ -203,6 +218,7 @@ class NonblockingVectorCalls:
     def _signature(self, collective: str, dtype: np.dtype, known: bool, *parts: str) -> Signature:
         """Return the signature of a call; see :meth:`_operation`."""
         title, rest = collective.capitalize(), ", ".join([*parts, "algorithm=native"])
+        dtype = dtype if dtype in DTYPE_NUMBERS else BYTE  # as other paths describe what no kernel knows
         key = title, rest, dtype, known
         described = self._described.get(key)
         if described is None:
@@ -238,6 +254,11 @@ def _datatype(dtype: np.dtype) -> MPI.Datatype | None:
         return MPI.Datatype.fromcode(dtype.char)
     except ValueError:
         return None
+
+
+def _lengths(out: _Extent, into: _Extent, itemsize: int) -> PairLengths:
+    """Return the lengths of an Alltoallv's blocks."""
+    return PairLengths([count * itemsize for count in out.counts], [count * itemsize for count in into.counts])
 
 
 def _as_blocks(array: np.ndarray, extent: _Extent) -> list[Any]:
@@ -276,7 +297,7 @@ def _packed(scope: CallContext, made: CallArguments) -> NativeOperation:
     arguments: Arguments = (sent, received) if made.collective == "alltoallv" else (sent, received, task.root)
     described = replace(task, algorithm=select.NATIVE).signature()
     return NativeOperation(
-        scope.channel, made.collective, task.title, arguments, False, packed=task, described=described
+        scope.channel, made.collective, task.title, arguments, False, task, described, task.pair_lengths()
     )
 
 

@@ -20,7 +20,7 @@ from mpicoll.collectives.checked_arguments import CheckedArguments
 from mpicoll.communicator.channel import Channel
 from mpicoll.errors import MpicollError
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
-from mpicoll.messages.call_agreement import agree, refuse
+from mpicoll.messages.call_agreement import PairLengths, agree, compare, refuse
 from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.lowering import Phase, lower
 from mpicoll.messages.native import BLOCKING, NONBLOCKING, PERSISTENT, Arguments, NativeRun
@@ -52,7 +52,9 @@ class CheckedOperation(CheckedArguments):
             stages, inbox, outbox = self._with_copies(stages, inbox, outbox), None, None
         tag = channel.tags.tag(tag_slot, signature)
         empty_tag = channel.tags.tag(tag_slot, signature.in_common())
-        return MessagePlan(channel, stages, signature, tag, inbox=inbox, outbox=outbox, empty_tag=empty_tag)
+        return MessagePlan(
+            channel, stages, signature, tag, inbox=inbox, outbox=outbox, empty_tag=empty_tag, uneven=self.uneven
+        )
 
     def _with_copies(
         self, stages: Sequence[Phase], inbox: np.ndarray | None, outbox: np.ndarray | None
@@ -131,7 +133,7 @@ class CheckedOperation(CheckedArguments):
         """Compare the call with the other ranks' calls, if ``MPICOLL_CHECK`` asks for it; see :func:`agree`."""
         channel = self.channel
         if channel.check == "full":
-            agree(channel, signature, number, timeout)
+            compare(channel, signature, self.pair_lengths(), number, timeout)
         elif COLLECTIVES[self.collective].early and channel.check == "default":
             code = signature.common_code  # all ranks have this one, and so compare the call at the same time
             if code not in channel.agreed:
@@ -177,6 +179,8 @@ class NativeOperation:
         The call whose packed buffers the arguments are; None where the arguments are the caller's.
     described
         The signature of the call, if it says more than the collective.
+    lengths
+        Bytes of the blocks, where ranks do not know all counts and this one has read its own.
     """
 
     channel: Channel
@@ -186,6 +190,7 @@ class NativeOperation:
     chosen: bool
     packed: CheckedOperation | None = None
     described: Signature | None = None
+    lengths: PairLengths | None = None
 
     def signature(self) -> Signature:
         """Return the signature of the call."""
@@ -196,7 +201,7 @@ class NativeOperation:
         signature = self.signature()
         number = self.channel.enter(signature)
         if self.channel.check == "full":
-            agree(self.channel, signature, number, timeout)
+            compare(self.channel, signature, self.lengths, number, timeout)
         return number
 
     def start(self, timeout: float) -> NativeRun:

@@ -12,7 +12,7 @@ class Tags:
     nothing, and two operations in flight cannot receive each other's messages.
     """
 
-    AGREEMENT, EXCHANGE, SLOTS, LANES, FIRST_FREE = 1, 2, 3, 4, 5
+    AGREEMENT, EXCHANGE, SLOTS, LANES, LENGTHS, ALL_LENGTHS, FIRST_FREE = 1, 2, 3, 4, 5, 6, 7
     """Values in slot 0; 0 itself is the control tag."""
 
     def __init__(self, upper_bound: int) -> None:

@@ -21,6 +21,7 @@ from mpicoll.kernels import composition, decorators, instructions
 from mpicoll.kernels import operation_words as words
 from mpicoll.messages.calls import Call, MovablePart
 from mpicoll.messages.prefixed_sends import PrefixedSends
+from mpicoll.messages.received_lengths import ReceivedLengths
 
 _HANDLES: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 _testall = MPI.Request.Testall
@@ -115,6 +116,7 @@ class Table:
         self._requests: dict[int, np.ndarray] = {}
         self._parts: list[Part] = []
         self._movable: list[tuple[int, str, MovablePart]] = []
+        self._checks: dict[int, ReceivedLengths] = {}  # by the row that waits for the messages
         self._flag = np.zeros(2, np.int32)
         self._statuses = np.empty(0, np.uint8)
         self._at = 1
@@ -124,7 +126,7 @@ class Table:
 
     # Making ---------------------------------------------------------------------------------------------------------
 
-    def wait(self, requests: list[Any], *, fixed: bool = True) -> None:
+    def wait(self, requests: list[Any], *, fixed: bool = True, check: ReceivedLengths | None = None) -> None:
         """Add a wait for messages; `fixed` if they are the same persistent requests in each run."""
         if not requests:
             return
@@ -133,7 +135,12 @@ class Table:
             row = self._message_row(instructions.TESTALL, requests, self._functions.testall)
             nbytes = len(requests) * MPI._sizeof(MPI.Status)
             self._statuses = self._statuses if self._statuses.size >= nbytes else np.empty(nbytes, np.uint8)
-        self._add(row, lambda: _testall(requests))
+        if check is None:
+            self._add(row, lambda: _testall(requests))
+            return
+        self._checks[len(self._rows)] = check
+        self._add(row, lambda: check.test(requests))
+        self._add(_row(instructions.CALL), check)
 
     def post(self, requests: list[Any]) -> None:
         """Add a start of persistent requests."""
@@ -189,7 +196,9 @@ class Table:
         for place, row in enumerate(self._rows):
             if row[0] == instructions.TESTALL:
                 self._table[place, instructions.BOUND_FLAG] = self._flag.ctypes.data
-                self._table[place, instructions.BOUND_STATUSES] = self._statuses.ctypes.data
+                check = self._checks.get(place)
+                statuses = self._statuses if check is None else check.statuses
+                self._table[place, instructions.BOUND_STATUSES] = statuses.ctypes.data
         for place, name, part in self._movable:
             operand = _place_of(name)
             part.vector.note(self._table[place, operand : operand + 1], part.start * part.vector.array.itemsize)
@@ -295,7 +304,10 @@ class Table:
         if isinstance(step, _FinishPart):
             return step.resume(status, aside=bool(self._job[words.PLACE]))
         if status == words.FAILED:
-            raise MPI.Exception(int(self._job[words.PLACE]))
+            error = MPI.Exception(int(self._job[words.PLACE]))
+            if self.at in self._checks:
+                self._checks[self.at].explain(error)
+            raise error
         done = step()  # a reducer that raised an exception does it again
         if status == words.RAISED:
             raise OperationError("op: its function raised an exception in compiled code, but none when called again")

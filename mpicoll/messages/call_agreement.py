@@ -2,16 +2,18 @@
 
 One allreduce of (code, -code) with MIN, of 32 bytes, tells every rank whether all codes are equal. So either all ranks
 raise or none does, and the communicator stays usable. There are two codes: one of the part of the call that all ranks
-know, and one of the whole call, from which ranks that do not know it abstain. ``MPICOLL_CHECK`` decides when calls are
-compared: in mode ``full`` before every call; by default only if a rank could complete the call before the others have
-entered it (collectives with a root, scan and exscan), and only for the first call with a signature.
+know, and one of the whole call, from which ranks that do not know it abstain. Lengths that only the two ranks of a pair
+know are compared in a second allreduce, of one sum. ``MPICOLL_CHECK`` decides when calls are compared: in mode ``full``
+before every call; by default only if a rank could complete the call before the others have entered it (collectives with
+a root, scan and exscan), and only for the first call with a signature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -30,6 +32,13 @@ _RECORD_NBYTES = 2048
 _INT64 = np.dtype(np.int64)
 _UNKNOWN = np.iinfo(_INT64).max
 _UINT8 = np.dtype(np.uint8)
+
+
+class PairLengths(NamedTuple):
+    """Lengths of the blocks that a rank sends to each rank and expects from each, in bytes."""
+
+    sent: Sequence[int]
+    expected: Sequence[int]
 
 
 def _private_plan(channel: Channel, tag: int, count: int, op: MPI.Op | None) -> Plan:
@@ -88,6 +97,57 @@ def agree(channel: Channel, signature: Signature, number: int, timeout: float, e
         raise error
     if differs:
         _raise_difference(number, _exchange(channel, text, signature, number, timeout))
+
+
+def agree_on_lengths(channel: Channel, lengths: PairLengths, signature: Signature, number: int, timeout: float) -> None:
+    """Compare what each rank sends to each with what that rank expects; the communicator stays usable. Collective.
+
+    Every rank adds hashes of what it sends and subtracts those of what it expects. If all pairs agree, the sum over all
+    ranks is 0; if not, all ranks exchange their lengths, in order to name a pair.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if the lengths differ in a pair of ranks.
+    CollectiveTimeout
+        If a rank did not enter the call in time.
+    """
+    plan = _private_plan(channel, Tags.LENGTHS, 1, MPI.SUM)
+    assert plan.inbox is not None
+    plan.inbox[:] = _balance(channel.rank, lengths)
+    if int(_run(channel, plan, signature, number, timeout)[0]) == 0:
+        return
+    plan = _private_plan(channel, Tags.ALL_LENGTHS, 2 * channel.size * _INT64.itemsize, None)
+    assert plan.inbox is not None
+    everything = plan.inbox.view(_INT64).reshape(channel.size, 2, channel.size)
+    everything[channel.rank] = lengths
+    _run(channel, plan, signature, number, timeout)
+    sent, expected = everything[:, 0], everything[:, 1].T
+    source, target = map(int, np.argwhere(sent != expected)[0])
+    raise MismatchError(
+        f"collective {number} of this communicator, {signature.text}, differs between ranks: rank {source} sends "
+        f"{sent[source, target]} bytes to rank {target}, which expects {expected[source, target]}"
+    )
+
+
+def compare(channel: Channel, signature: Signature, lengths: PairLengths | None, number: int, timeout: float) -> None:
+    """Compare a call and, if they are not part of its signature, the lengths of its blocks; collective."""
+    agree(channel, signature, number, timeout)
+    if lengths is not None:
+        agree_on_lengths(channel, lengths, signature, number, timeout)
+
+
+def _balance(rank: int, lengths: PairLengths) -> int:
+    """Return the sum of hashes of what a rank sends, minus that of what it expects, as an int64 that wraps around."""
+    total = sum(_hash(rank, peer, nbytes) for peer, nbytes in enumerate(lengths.sent))
+    total -= sum(_hash(peer, rank, nbytes) for peer, nbytes in enumerate(lengths.expected))
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _hash(source: int, target: int, nbytes: int) -> int:
+    return int.from_bytes(
+        hashlib.blake2b(np.array([source, target, nbytes]).tobytes(), digest_size=8).digest(), "little"
+    )
 
 
 def refuse(channel: Channel, collective: str, error: Exception, timeout: float) -> NoReturn:

@@ -21,6 +21,7 @@ from mpicoll.messages.bound_plan import Table
 from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.lowering import Message, Phase
 from mpicoll.messages.prefixed_sends import PrefixedMemory, PrefixedSends, send_late
+from mpicoll.messages.received_lengths import Expected, LengthMismatch, ReceivedLengths
 from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.in_flight import InFlight
 
@@ -28,6 +29,8 @@ _SPINS, _YIELDS = 50, 50
 """Number of polls for messages, without and with yielding the core, before other operations are advanced. Yielding
 takes less than a microsecond if no other process waits for the core; otherwise it may be the one that is waited for."""
 
+_OF_ONE_RANK = CorruptPayload, OperationError, LengthMismatch
+"""Errors of which the other ranks do not know."""
 _CANCEL_SECONDS = 1.0
 """How long a failed run waits for messages that cannot be cancelled."""
 _MAX_SENT_NBYTES = (1 << 31) - 1
@@ -101,6 +104,8 @@ class MessagePlan(Plan):
     ----------
     empty_tag
         The tag of messages without elements, whose sender need not know the element type; `tag` by default.
+    uneven
+        Whether each rank knows only its own counts, so that the lengths of received messages have to be checked.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class MessagePlan(Plan):
         inbox: np.ndarray | None = None,
         outbox: np.ndarray | None = None,
         empty_tag: int | None = None,
+        uneven: bool = False,
     ) -> None:
         super().__init__(signature, inbox=inbox, outbox=outbox)
         self._empty_tag = tag if empty_tag is None else empty_tag
@@ -121,6 +127,8 @@ class MessagePlan(Plan):
         self._receives: list[MPI.Prequest] = []
         self._waits: list[list[Any]] = []
         self._from_python: set[int] = set()  # steps with requests that only the interpreter knows
+        self._checks: list[ReceivedLengths | None] = []
+        self._uneven = uneven
         for stage in stages:
             self._add(channel, stage, tag)
             self._note(stage.waits_for)
@@ -134,7 +142,8 @@ class MessagePlan(Plan):
 
     def _add(self, channel: Channel, stage: Phase, tag: int) -> None:
         if stage.waits_for is not None:
-            self.table.wait(self._waits[stage.waits_for], fixed=stage.waits_for not in self._from_python)
+            step = stage.waits_for
+            self.table.wait(self._waits[step], fixed=step not in self._from_python, check=self._checks[step])
         for call in stage.calls:
             self.table.call(call)
         if stage.messages is None:
@@ -146,11 +155,21 @@ class MessagePlan(Plan):
         self.requests.append(post)
         self._receives += [r for r, message in zip(post, early, strict=True) if not message.is_send]
         self.peers.append(tuple({message.peer for message in stage.messages}))
+        self._checks.append(self._check_of(early) if self._uneven else None)
         self._waits.append([*post, *(MPI.REQUEST_NULL for _ in late)] if late else post)
         if late:
             self._send_late(channel, late, tag)
         if post:
             self.table.post(post)
+
+    def _check_of(self, messages: Sequence[Message]) -> ReceivedLengths:
+        """Return the check of the lengths of messages that are received."""
+        expected = [
+            Expected(place, message.peer, message.data.nbytes)
+            for place, message in enumerate(messages)
+            if not message.is_send and isinstance(message.data, np.ndarray)
+        ]
+        return ReceivedLengths(self.signature.text, expected, len(messages))
 
     def _send_late(self, channel: Channel, late: Sequence[Message], tag: int) -> None:
         """Add the start of messages whose lengths are known only then."""
@@ -268,5 +287,5 @@ class PlanRun(InFlight):
     def break_off(self, error: BaseException) -> None:
         """Break the channel, and tell the other ranks if they cannot know."""
         self.channel.break_off(error, self.plan)
-        if not isinstance(error, MpicollError) or isinstance(error, (CorruptPayload, OperationError)):
+        if not isinstance(error, MpicollError) or isinstance(error, _OF_ONE_RANK):
             self.channel.watchdog.give_up(self.number, error)
