@@ -39,7 +39,7 @@ def _compress(spec: str) -> None:
     from mpicoll import Intracomm
 
     comm = Intracomm(MPI.COMM_SELF)
-    for way in (spec, ErrorFeedback(spec)):
+    for way in (spec,) if compressor(spec).unbiased else (spec, ErrorFeedback(spec)):
         comm.Allreduce(MPI.IN_PLACE, np.ones(_COUNT, np.float32), compression=way)
 
 

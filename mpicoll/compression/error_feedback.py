@@ -17,6 +17,7 @@ _PART = re.compile(r"part\.(\d+)\.(\d+)\.(\d+)\.(.+)")
 """Name of an array of a part: first element, the one after the last, the count of the whole, and the array's name."""
 _STEPS = "steps"
 _ARRAYS = ("residual", "result_residual")
+_UNBIASED = "is unbiased, its errors average out and must not be fed back"
 
 
 class ErrorFeedback:
@@ -37,6 +38,13 @@ class ErrorFeedback:
     ----------
     spec
         A compressor or its specification.
+
+    Raises
+    ------
+    TypeError, UnknownCompressor
+        If `spec` is not a compressor.
+    ValueError
+        If the compressor is unbiased: its errors average out, and with feedback they may grow without bound.
 
     Attributes
     ----------
@@ -65,15 +73,14 @@ class ErrorFeedback:
     If the vectors are gradients and the learning rate falls, the residual is applied at the later, lower rate; multiply
     gradients with the rate before the sum where that matters.
 
-    Unbiased compressors need no error feedback. With a relative variance above 1 they diverge with it, unless the sent
-    vector is scaled down.
-
     After a call that failed, the residuals may contain half of a step: call :meth:`reset` or :meth:`load` before the
     next call.
     """
 
     def __init__(self, spec: str | Compressor) -> None:
         self.compressor = compressor(spec)
+        if self.compressor.unbiased:
+            raise ValueError(f"spec: {spec!r} {_UNBIASED}")
         self.residual: np.ndarray | None = None
         self.result_residual: np.ndarray | None = None
         self.steps = 0
@@ -313,5 +320,5 @@ def chosen(
     if dtype != np.float32:
         raise ValueError(f"compression: {given!r} is for float32, not {dtype}")
     if error_feedback and made.unbiased:
-        raise ValueError(f"error_feedback: {given!r} is unbiased, its errors average out and must not be fed back")
+        raise ValueError(f"error_feedback: {given!r} {_UNBIASED}")
     return made, made.needs_feedback if error_feedback is None else bool(error_feedback)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll import ErrorFeedback, Intracomm
+from mpicoll import ErrorFeedback, Intracomm, compressor
 from mpicoll.consensus import wait_politely
 from mpicoll.data.datasets import Dataset
 from mpicoll.models.layers import Arrays, RandomKey, batch_norms
@@ -73,5 +73,6 @@ def _touch_kernels(model: Model, dataset: Dataset, config: TrainConfig) -> None:
         narrow(wide, low)
         widen(low, wide)
     if config.compression is not None:
-        feedback = ErrorFeedback(config.compression)
-        Intracomm(MPI.COMM_SELF).Allreduce(MPI.IN_PLACE, np.ones(5000, np.float32), compression=feedback)
+        made = compressor(config.compression)
+        way = made if made.unbiased else ErrorFeedback(made)
+        Intracomm(MPI.COMM_SELF).Allreduce(MPI.IN_PLACE, np.ones(5000, np.float32), compression=way)

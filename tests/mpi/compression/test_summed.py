@@ -186,8 +186,10 @@ def test_every_form_does_the_same(comm: Intracomm, spec: str, form: str) -> None
         np.testing.assert_array_equal(first.residual, second.residual)
 
 
-# Halves round what they add; what is amplified grows in a residual without end.
-@pytest.mark.parametrize("spec", [name for name in SPECS if name not in ("fp16", "bf16", "randomk")])
+# Halves round what they add; the errors of unbiased compressors must not be fed back.
+@pytest.mark.parametrize(
+    "spec", [name for name in SPECS if name not in ("fp16", "bf16") and not compressor(name).unbiased]
+)
 def test_feedback_keeps_what_the_others_did_not_see(comm: Intracomm, spec: str) -> None:
     count, feedback = 5000, ErrorFeedback(spec)
     exact, got = np.zeros(count), np.zeros(count)
