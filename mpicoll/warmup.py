@@ -43,6 +43,21 @@ def _compress(spec: str) -> None:
         comm.Allreduce(MPI.IN_PLACE, np.ones(_COUNT, np.float32), compression=way)
 
 
+def _train(dtype: str) -> None:
+    """Call the kernels of the trainer's models and optimizers once, on arrays of zeros of this element type."""
+    from mpicoll.kernels import network
+    from mpicoll.optim.optimizers import OPTIMIZERS
+
+    images, pooled = np.zeros((1, 2, 2, 1), dtype), np.zeros((1, 1, 1, 1), dtype)
+    taken = np.zeros(pooled.shape, np.int8)
+    network.softmax_cross_entropy(np.zeros((1, 2), dtype), np.zeros(1, np.int64))
+    network.patches_3x3(images, np.zeros((4, 9), dtype))
+    network.relu_pool_2x2(images, np.zeros(1, dtype), pooled, taken)
+    network.relu_pool_2x2_backward(pooled, taken, images)
+    for optimizer in OPTIMIZERS.values():
+        optimizer(np.zeros(64, dtype)).apply(np.zeros(64, dtype), 0.0)
+
+
 def compile_item(item: Item) -> Item:
     """Compile an item's kernels, or load them from the cache; return the item."""
     kind, name = item
@@ -52,6 +67,8 @@ def compile_item(item: Item) -> Item:
         compile_beforehand()
     elif kind == "reducers":
         kernels.warmup([(name, dtype) for dtype in DTYPES])
+    elif kind == "training":
+        _train(name)
     else:
         _compress(name)
     return item
@@ -104,8 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin = time.perf_counter()
     os.environ["MPICOLL_PROGRESS"] = "off"  # the processes that compile need not speak
     items = [("shared memory", ""), ("codecs", ""), *(("reducers", op) for op in OPS)]
+    items += [("training", dtype) for dtype in ("float32", "float64")]
     compile_all([*items, *(("compressor", spec) for spec in arguments.compression)], arguments.processes)
     ready = len(arguments.compression)
-    text = f"shared memory, reducers and {ready} compressor{'s' * (ready != 1)} ready"
+    text = f"shared memory, reducers, training and {ready} compressor{'s' * (ready != 1)} ready"
     sys.stdout.write(f"{text} in {time.perf_counter() - begin:.1f} s\n")
     return 0
