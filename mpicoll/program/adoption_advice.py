@@ -79,7 +79,8 @@ def advise(analysis: Analysis, comparisons: Sequence[Comparison], facts: dict[st
     if found is not None and measured > _LITTLE * wall and measured > _UNLIKE * again:
         sentence += (
             f" In the program the calls took {measured / again:.1f} times as long as when they were made again: "
-            "caches, cores or the network are busy with something else there, and this is uncertain."
+            "a communicator's first calls set it up, or caches, cores or the network are busy with something else "
+            "there, and this is uncertain."
         )
     return Advice(verdict, sentence, total / wall, waiting / wall, found, covered)
 

@@ -168,7 +168,7 @@ class CallRecorder:
         quick = quick_key(arguments, name in OBJECTS, result)
         if quick is None:
             return self._find(comm, stream, _of_program(frame), name, arguments, result)
-        key = (id(frame.f_code), frame.f_lasti, name, stream.size, quick)
+        key = (id(frame.f_code), frame.f_lasti, name, stream.size, type(comm), quick)  # a new class, another transport
         place = self._places.get(key)
         if place is None:
             caller = _of_program(frame)
@@ -184,7 +184,7 @@ class CallRecorder:
         if len(self.kinds) > MAX_KINDS:
             signature = signature.rounded()
         code = frame.f_code
-        key = (id(code), frame.f_lasti, len(stream.members), signature.key)
+        key = (id(code), frame.f_lasti, len(stream.members), type(comm), signature.key)
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = len(self.kinds)

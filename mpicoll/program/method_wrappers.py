@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.collectives.select import NATIVE
 from mpicoll.program.call_arguments import NAMES, OBJECTS, Signature, ordered
 from mpicoll.program.call_recorder import STREAM, CallRecorder, Stream, clock
 
@@ -222,9 +223,10 @@ def _transport(comm: Any, signature: Signature) -> str:
         return _LIBRARY
     name = "alltoallv" if signature.method == "Alltoallw" else signature.collective.lower()  # blocks of bytes
     try:
-        return str(comm.choice(name, max(0, signature.nbytes)))
+        choice = str(comm.choice(name, max(0, signature.nbytes)))
     except Exception:  # a collective that the MPI library makes
         return _LIBRARY
+    return _LIBRARY if choice == NATIVE else choice
 
 
 class _Nothing:

@@ -48,7 +48,7 @@ def main():
     array = np.arange(5) if comm.rank == root else np.empty(5, int)
     comm.Bcast([array, 5, MPI.INT64_T], root=root)
     part = comm.Split(comm.rank % 2, comm.rank)
-    for _ in range(7):
+    for _ in range(20):
         part.Allreduce(MPI.IN_PLACE, np.ones(3), op=MPI.MAX)
     request = comm.Iallgather(np.array([comm.rank]), np.empty(comm.size, int))
     request.Wait()
