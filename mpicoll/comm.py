@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.buffers.buffer_specs import index
 from mpicoll.collectives import compressed, compression_tuning, select
 from mpicoll.collectives.call_context import tried
 from mpicoll.communicator.channel import Channel
@@ -164,11 +165,13 @@ class Intracomm(ObjectCollectives):
         ------
         UnknownAlgorithm
             If there is no such collective.
-        ValueError, UnknownCompressor
-            If there is no such compressor, or `compression` is given for another collective than allreduce.
+        TypeError, ValueError, UnknownCompressor
+            If `nbytes` is not a whole number from 0 on, there is no such compressor, or `compression` is given for
+            another collective than allreduce.
         """
         means = self._scope.means
         select.row_of(collective)
+        nbytes = index(nbytes, "nbytes", "the message size")
         if compression is not None and collective != "allreduce":
             raise ValueError(f"compression: {compression!r} is for allreduce, not {collective}")
         spec = compression_tuning.candidate(compression)

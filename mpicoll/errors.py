@@ -15,6 +15,13 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def named_ranks(ranks: Sequence[int], most: int = 8) -> str:
+    """Return ranks as they stand in messages: ``rank 3``, ``ranks 1, 2``; the first `most` and the number of others."""
+    shown = ", ".join(map(str, ranks[:most]))
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"rank{'s' * (len(ranks) != 1)} {shown}{more}"
+
+
 class UnknownAlgorithm(MpicollError, ValueError):
     """The name is not an algorithm of this collective; the message lists those that are."""
 

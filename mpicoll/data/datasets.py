@@ -21,7 +21,7 @@ from mpicoll.data.sample_parts import load_parts
 from mpicoll.data.synthetic import SyntheticSamples, SyntheticTargets
 from mpicoll.data.text_samples import BYTES, load_text
 from mpicoll.data.user_paths import expanded
-from mpicoll.errors import DataError
+from mpicoll.errors import DataError, named_ranks
 from mpicoll.gradients import differing_ranks
 from mpicoll.train.config import Synthetic, TrainConfig, is_parts, is_text, parse_synthetic
 
@@ -186,10 +186,8 @@ def check_same_data(comm: MPI.Intracomm, facts: object) -> None:
         On every rank, if they differ.
     """
     if differing := differing_ranks(comm, hashlib.sha256(repr(facts).encode()).digest()):
-        ranks = ", ".join(map(str, differing))
-        raise DataError(
-            f"rank {ranks}: samples, their number, or shapes of parameters differ from those of other ranks"
-        )
+        compared = "samples, their number, or shapes of parameters"
+        raise DataError(f"{named_ranks(differing)}: {compared} differ from those of other ranks")
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -201,7 +199,7 @@ def _read(dataset: str, *, reals: bool) -> tuple[dict[str, np.ndarray], float]:
         return check_arrays(_read_digits(), reals=reals), 1 / 16
     path = expanded(dataset)
     if dataset.endswith(".npz"):
-        arrays = sample_files.read_npz(path)
+        arrays = sample_files.read_npz(_existing("--dataset", dataset))
     elif path.is_dir():
         arrays = sample_files.read_idx_folder(path)
     else:
@@ -244,19 +242,26 @@ def _read_and_broadcast(config: TrainConfig, comm: MPI.Intracomm) -> tuple[dict[
     return copies.finish(), float(record["scale"])
 
 
+def _existing(option: str, file: str) -> Path:
+    """Return the path of a file; raise DataError with the option that names it if there is none."""
+    path = expanded(file)
+    if not path.exists():
+        raise DataError(f"{option} {file}: there is no such file")
+    return path
+
+
 def _map_everywhere(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, np.ndarray]:
     """Map features and labels on every rank; check that shapes, element types and labels are equal on all."""
 
     def read() -> dict[str, np.ndarray]:
-        x = sample_files.map_npy(expanded(config.dataset))
-        y = sample_files.map_npy(expanded(config.labels or ""))
+        x = sample_files.map_npy(_existing("--dataset", config.dataset))
+        y = sample_files.map_npy(_existing("--labels", config.labels or ""))
         return check_arrays({"x": x, "y": y}, reals=_reals(config))
 
     arrays: dict[str, np.ndarray] = all_succeed(comm, read)
     facts = repr([(a.shape, a.dtype.str) for a in arrays.values()]).encode() + arrays["y"].tobytes()
     if differing := differing_ranks(comm, hashlib.sha256(facts).digest()):
-        ranks = ", ".join(map(str, differing))
-        raise DataError(f"{config.dataset}: rank {ranks} has other shapes or labels than the other ranks")
+        raise DataError(f"{config.dataset}: shapes or labels on {named_ranks(differing)} differ from the others'")
     return arrays
 
 

@@ -18,6 +18,12 @@ def _bytes_of(part: Any) -> bytes:
     return b"" if array.dtype.hasobject else array.tobytes()
 
 
+def check_samples(data: Any, argument: str) -> None:
+    """Raise TypeError unless `data` is a user-defined data set or None."""
+    if data is not None and not (hasattr(data, "__len__") and hasattr(data, "batch")):
+        raise TypeError(f"{argument}: {data!r} has no len() or no method batch(indices); see ArrayDataset")
+
+
 class OwnSamples:
     """Samples of a user-defined data set with ``len`` and ``batch(indices)``, none for None.
 

@@ -23,7 +23,7 @@ from mpicoll.deploy.evaluation import Evaluation, evaluate
 from mpicoll.deploy.model_sources import data_config, load_data, load_model
 from mpicoll.deploy.sharded_model import ShardedModel, facts_of
 from mpicoll.deploy.teacher_placement import load_teacher
-from mpicoll.errors import UsageError
+from mpicoll.errors import UsageError, named_ranks
 from mpicoll.gradients import differing_ranks
 
 _COMPARED = 1024
@@ -42,7 +42,7 @@ def run(options: DeployOptions, world: MPI.Intracomm) -> list[Evaluation]:
     comm = Intracomm(world, timeout=options.chosen["timeout"])
     rank = comm.Get_rank()
     if differing := differing_ranks(comm, hashlib.sha256(repr(options).encode()).digest()):
-        raise UsageError(f"rank {', '.join(map(str, differing))} was started with other options than the rest")
+        raise UsageError(f"options of {named_ranks(differing)} differ from those of the other ranks")
     all_succeed(comm, lambda: _check_outputs(options) if rank == 0 else None)
     if options.command == "distill":
         return _distill(options, comm)

@@ -22,7 +22,7 @@ from mpicoll.deploy.deploy_options import DATA_FIELDS, DEPLOYABLE, TABLES
 from mpicoll.deploy.deployed_file import FORMAT, described_model
 from mpicoll.deploy.deployed_model import DeployedModel, ModelProperties
 from mpicoll.deploy.layer_sources import ModelSource, OpenFile, opened_file
-from mpicoll.errors import CheckpointFailed, DataError
+from mpicoll.errors import CheckpointFailed, DataError, named_ranks
 from mpicoll.train.config import BATCH_NORMS, DTYPES, TrainConfig
 from mpicoll.train.model_choice import build_model
 
@@ -80,8 +80,8 @@ def _check_same_file(file: OpenFile, comm: MPI.Intracomm) -> None:
     table = np.zeros((comm.Get_size(), 64), np.uint8)
     comm.Allgather(np.frombuffer(digest.ljust(64).encode(), np.uint8).copy(), table)
     digests = [table[ids.index(each)].tobytes() for each in ids]
-    if differing := [str(rank) for rank, found in enumerate(digests) if found != digests[0]]:
-        raise DataError(f"{file.path}: on rank {', '.join(differing)} the file differs from that of rank 0")
+    if differing := [rank for rank, found in enumerate(digests) if found != digests[0]]:
+        raise DataError(f"{file.path}: on {named_ranks(differing)} the file differs from that of rank 0")
 
 
 def _source(file: OpenFile) -> ModelSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor
 from mpicoll.compression import error_feedback as feedback
-from mpicoll.errors import MismatchError, RemoteError
+from mpicoll.errors import MismatchError, RemoteError, named_ranks
 
 REFUSED = bytes(32)
 """The digest of a rank that refuses its arguments."""
@@ -171,11 +171,7 @@ def agree(
         raise problem
     refused = [rank for rank, other in enumerate(digests) if other == REFUSED]
     if refused:
-        raise RemoteError(f"{who}: rank {_listed(refused)} refused its arguments")
+        raise RemoteError(f"{who}: rank {refused[0]} refused its arguments")
     if differing := _outvoted(digests):
-        raise MismatchError(f"{who}: rank {_listed(differing)} differs from the others in {facts}")
-
-
-def _listed(ranks: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:most]))
-    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
+        differ = "differs" if len(differing) == 1 else "differ"
+        raise MismatchError(f"{who}: {named_ranks(differing)} {differ} from the others in {facts}")

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from mpicoll.buffers.reduction_ops import reducer_for
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.tags import Tags
-from mpicoll.errors import MismatchError, RemoteError, described
+from mpicoll.errors import MismatchError, RemoteError, described, named_ranks
 from mpicoll.messages.lowering import Vector, lower
 from mpicoll.messages.p2p import MessagePlan, Plan, PlanRun
 from mpicoll.progress.call_signature import Signature, Waiting
@@ -273,8 +273,8 @@ def _raise_difference(number: int, texts: list[str]) -> None:
     for rank, text in enumerate(texts):
         if text.startswith("!"):
             raise RemoteError(f"collective {number}: rank {rank} refused its arguments: {text[1:]}")
-    calls: dict[str, list[str]] = {}
+    calls: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
-        calls.setdefault(text, []).append(str(rank))
-    parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} called {text}" for text, ranks in calls.items()]
+        calls.setdefault(text, []).append(rank)
+    parts = [f"{named_ranks(ranks)} called {text}" for text, ranks in calls.items()]
     raise MismatchError(f"collective {number} of this communicator differs between ranks: {'; '.join(parts)}")

@@ -65,11 +65,16 @@ class OwnModel(Model):
 
     Raises
     ------
+    TypeError
+        If the model lacks a method.
     DataError
         If the parameters are not arrays of one type, float32 or float64.
     """
 
     def __init__(self, model: TrainableModel, seed: int) -> None:
+        missing = [name for name in ("initial", "forward", "backward") if not hasattr(model, name)]
+        if missing:
+            raise TypeError(f"model: {model!r} has no method {missing[0]}; see TrainableModel")
         self._model, arrays = model, [np.asarray(array) for array in model.initial(seed)]
         dtypes = sorted({str(array.dtype) for array in arrays})
         if len(dtypes) != 1 or dtypes[0] not in ("float32", "float64"):

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpicoll.collectives.alltoallw import BlockExchange
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.execute import go_on, start
-from mpicoll.errors import CommunicatorBusy, MismatchError, MpicollError, RemoteError
+from mpicoll.errors import CommunicatorBusy, MismatchError, MpicollError, RemoteError, named_ranks
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.object_words import ERROR, LONG_SOMEWHERE
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER
@@ -185,10 +185,10 @@ class Exchange:
         return found
 
     def _raise_difference(self, found: Sequence[Description]) -> None:
-        calls: dict[str, list[str]] = {}
+        calls: dict[str, list[int]] = {}
         for rank, each in enumerate(found):
-            calls.setdefault(records.describe(each.call, OP_NAMES), []).append(str(rank))
-        parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} called {text}" for text, ranks in calls.items()]
+            calls.setdefault(records.describe(each.call, OP_NAMES), []).append(rank)
+        parts = [f"{named_ranks(ranks)} called {text}" for text, ranks in calls.items()]
         raise MismatchError(f"this call differs between ranks: {'; '.join(parts)}")
 
     def from_root(self, collective: str, call_word: int, root: int, payloads: Sequence[Payload] | None) -> Description:

@@ -42,7 +42,7 @@ class ParameterServer(Lifecycle):
         ``"sgd"``, ``"momentum"``, ``"adagrad"`` or ``"adam"``. Its settings are further keywords: ``momentum``,
         ``nesterov``, ``epsilon``, ``beta1``, ``beta2``.
     lr
-        Learning rate of pushes without `rate`.
+        Learning rate of pushes without `rate`; a negative one adds what is pushed.
     staleness
         Bound on staleness in steps (pushes): a worker that is more steps ahead of the slowest one waits, and its pull
         includes all older steps. 0 is synchronous training: the servers take each step with the sum of all workers'

@@ -140,7 +140,7 @@ def checked_layout(count: int, servers: int, comm: Any) -> Partition:
     """Return the roles of the ranks; raise TypeError or ValueError if `servers` or `count` is wrong."""
     servers = checked_whole("servers", servers, 1)
     if servers >= comm.size:
-        raise ValueError(f"servers: {servers} of {comm.size} ranks leaves no worker")
+        raise ValueError(f"servers: {servers} of {comm.size} ranks leave no worker")
     if count < servers:
         raise ValueError(f"initial: {count} elements are too few for {servers} servers")
     return Partition(comm.size, servers, count)

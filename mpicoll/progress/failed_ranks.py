@@ -13,7 +13,7 @@ from functools import lru_cache
 from mpi4py import MPI
 
 from mpicoll.environment import survives_dead_ranks
-from mpicoll.errors import RankFailed
+from mpicoll.errors import RankFailed, named_ranks
 
 _PROBE_TAG = 0
 _ERROR_CLASSES = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}
@@ -82,7 +82,6 @@ def raise_if_failed(comm: MPI.Intracomm) -> None:
     if not survives_failures():
         return
     if dead := failed_ranks(comm):
-        numbers = ", ".join(map(str, dead))
-        raise RankFailed(f"rank{'s' * (len(dead) > 1)} {numbers} of {comm.Get_size()} died", dead)
+        raise RankFailed(f"{named_ranks(dead)} of {comm.Get_size()} died", dead)
     if comm.Is_revoked():
         raise RankFailed("another rank has found that a rank died")

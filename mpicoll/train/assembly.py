@@ -50,7 +50,7 @@ EXCHANGES: dict[str, Callable[..., Exchange]] = {
     "gossip": GossipExchange,
 }
 _OF_GRADIENTS = ("allreduce", "reduce_scatter", "allgather")
-"""Collectives whose algorithm ``--algorithm`` names."""
+"""Collectives whose algorithm ``--algorithm`` names, the first one where every rank has all parameters."""
 Found = Checkpoint | ResumedState | None
 """What a run goes on from; None for a new run."""
 
@@ -221,6 +221,7 @@ def make_communicator(config: TrainConfig, world: MPI.Intracomm) -> Intracomm:
     """
     try:
         algorithm = "auto" if config.algorithm == NOOP else config.algorithm
-        return Intracomm(world, algorithm=check_default(algorithm, _OF_GRADIENTS), timeout=config.timeout)
+        collectives = _OF_GRADIENTS[:1] if config.shard == "none" else _OF_GRADIENTS
+        return Intracomm(world, algorithm=check_default(algorithm, collectives), timeout=config.timeout)
     except UnknownAlgorithm as error:
-        raise UsageError(f"--{error}") from None
+        raise UsageError(f"--{error}, {NOOP}") from None

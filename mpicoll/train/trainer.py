@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.data.datasets import Dataset, check_same_data
-from mpicoll.data.own_samples import OwnSamples
+from mpicoll.data.own_samples import OwnSamples, check_samples
 from mpicoll.errors import TrainingError, UsageError
 from mpicoll.models.own_model import OwnModel, TrainableModel
 from mpicoll.models.sequential import Model
@@ -154,7 +154,7 @@ class Trainer:
     UsageError
         If options are out of range or contradict each other.
     TypeError
-        If an option is unknown, or given both here and to the strategy.
+        If an option is unknown, or given both here and to the strategy, or the model or the data lack a method.
     DataError
         If the model's parameters are not all float32 or all float64.
 
@@ -176,6 +176,8 @@ class Trainer:
         **options: Any,
     ) -> None:
         self._model = OwnModel(model, options.get("seed", 0))
+        check_samples(data, "data")
+        check_samples(test_data, "test_data")
         self._data, self._test_data, self._callbacks = data, test_data, tuple(callbacks)
         self._config = _config(model, data, strategy, self._model.dtype, {"quiet": True, **options})
         self._comm: MPI.Intracomm = MPI.COMM_WORLD if comm is None else comm

@@ -21,7 +21,7 @@ import mpicoll
 from mpicoll.checkpoint import Checkpoint
 from mpicoll.consensus import all_succeed, wait_politely
 from mpicoll.data.datasets import Dataset, load
-from mpicoll.errors import MpicollError, UsageError
+from mpicoll.errors import MpicollError, UsageError, named_ranks
 from mpicoll.gradients import differing_ranks
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.mesh import Mesh, make_mesh
@@ -266,7 +266,7 @@ def _stopping_on_sigterm(loop: Loop) -> Iterator[None]:
 def _check_same_config(config: TrainConfig, comm: MPI.Intracomm) -> None:
     wait_politely(comm)
     if differing := differing_ranks(comm, hashlib.sha256(repr(config).encode()).digest()):
-        raise UsageError(f"rank {', '.join(map(str, differing))} was started with other options than the rest")
+        raise UsageError(f"options of {named_ranks(differing)} differ from those of the other ranks")
 
 
 def _train(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, callbacks: Sequence[LoopCallback]) -> dict[str, Any]:

@@ -632,6 +632,12 @@ def test_choices_can_be_asked_for(comm: Intracomm, collective: str) -> None:
         assert comm.choice(collective, nbytes, commutative=False) in names
 
 
+@pytest.mark.parametrize(("nbytes", "kind"), [(-1, ValueError), (1.5, TypeError), ("1MB", TypeError)])
+def test_wrong_sizes_of_messages_are_named(comm: Intracomm, nbytes: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=f"nbytes: .*{nbytes}"):
+        comm.choice("allreduce", nbytes)
+
+
 def test_unknown_collectives_are_named(comm: Intracomm) -> None:
     for ask in (comm.algorithms, lambda name: comm.choice(name, 8)):
         with pytest.raises(mpicoll.errors.UnknownAlgorithm, match="alltoallw"):

@@ -97,7 +97,7 @@ def test_without_test_samples_there_is_no_accuracy(tmp_path):
         ("--algorithm dissemination", 2, "'dissemination' is not one of"),
         ("--json /nowhere/r.json", 2, "--json /nowhere/r.json: cannot write this file"),
         ("--dataset nowhere", 1, "nowhere"),
-        ("--dataset nowhere.npz", 1, "no such file"),
+        ("--dataset nowhere.npz", 1, "--dataset nowhere.npz: there is no such file"),
         ("--dataset synthetic:50x7 --model conv", 1, "needs images"),
         ("--lr 1e30", 1, "the loss became"),
     ],

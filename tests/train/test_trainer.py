@@ -41,6 +41,26 @@ def test_steps_are_those_of_gradient_descent():
     assert (result["test_loss"], result["test_accuracy"]) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("model", "data", "test_data", "message"),
+    [
+        (object(), samples(8), None, "model: .* has no method initial"),
+        (Softmax(), 3, None, "data: 3 has no len"),
+        (Softmax(), [1, 2], None, r"data: \[1, 2\] has no len"),
+        (Softmax(), samples(8), 3, "test_data: 3 has no len"),
+    ],
+)
+def test_models_and_data_that_lack_a_method_are_named(model, data, test_data, message):
+    with pytest.raises(TypeError, match=message):
+        Trainer(model, data, test_data=test_data, comm=MPI.COMM_SELF)
+
+
+def test_algorithms_are_those_of_the_collectives_that_are_used():
+    with pytest.raises(UsageError, match=r"'pairwise' is not one of auto, .*, noop"):
+        trainer(algorithm="pairwise").fit()
+    trainer(algorithm="pairwise", strategy="sharded", epochs=1, quiet=True).fit()
+
+
 def test_accumulated_batches_are_one_large_batch():
     whole, parts = trainer(epochs=2, batch=100, **PLAIN), trainer(epochs=2, batch=50, accumulate=2, **PLAIN)
     assert whole.fit()["steps"] == parts.fit()["steps"] == 4
