@@ -29,6 +29,7 @@ class DispatchedRequest(JobRequest):
     def go_on_later(self, flight: SharedOperation, kept: Any, unpack: Callable[[], None] | None) -> None:
         """Let the operation progress in calls of the program, or beside it; see :func:`start_quickly`."""
         self._flight, self._kept, self._unpack = flight, kept, unpack
+        flight.is_nonblocking = True
         progress_engine.add(self)
         if driver() is not None:
             self._let_drive()

@@ -91,11 +91,12 @@ def _operation_or_refusal(task: CheckedOperation, timeout: float) -> OperationWo
         refuse(task.channel, task.collective, error, timeout)
 
 
-def _number(channel: Channel, operation: OperationWords, timeout: float) -> int:
+def _number(channel: Channel, operation: OperationWords, timeout: float, *, nonblocking: bool = False) -> int:
     """Enter the collective and return its number."""
-    number = channel.enter(operation.signature)
+    signature = operation.signature
+    number = channel.enter(signature)
     if channel.check == "full":
-        agree(channel, operation.signature, number, timeout)
+        agree(channel, signature.as_nonblocking() if nonblocking else signature, number, timeout)
     elif channel.check == "default" and operation.words[words.COLLECTIVE] in words.EARLY:
         known = operation.words[words.CALL], operation.words[words.COUNT]
         operation.words[words.CAREFUL] = channel.dispatch.is_new(*known)
@@ -215,7 +216,7 @@ class SharedRequest(Request):
         assert node is not None
         self._task: CheckedOperation | None = task
         self._operation = _operation_or_refusal(task, timeout)
-        number = _number(channel, self._operation, timeout)
+        number = _number(channel, self._operation, timeout, nonblocking=True)
         lane = node.nonblocking.take_turn(node, task.nbytes)
         self._job = lane.job
         flight = QueuedOperation(channel, self._job, number, self._operation.signature, task.op_name)

@@ -196,17 +196,24 @@ class NativeOperation:
         """Return the signature of the call."""
         return self.described or Signature.of(f"{self.title}(algorithm=native)")
 
-    def enter(self, timeout: float) -> int:
+    def enter(self, timeout: float, *, nonblocking: bool = False) -> int:
         """Enter the collective and return its number."""
         signature = self.signature()
         number = self.channel.enter(signature)
         if self.channel.check == "full":
+            signature = signature.as_nonblocking() if nonblocking else signature
             compare(self.channel, signature, self.lengths, number, timeout)
         return number
 
-    def start(self, timeout: float) -> NativeRun:
-        """Start the nonblocking form; if the MPI library refuses it, the other ranks are told."""
-        number = self.enter(timeout)
+    def start(self, timeout: float, *, nonblocking: bool = True) -> NativeRun:
+        """Start the nonblocking form; if the MPI library refuses it, the other ranks are told.
+
+        Parameters
+        ----------
+        nonblocking
+            False for a blocking call, which waits for it.
+        """
+        number = self.enter(timeout, nonblocking=nonblocking)
         try:
             return self.begin(number)
         except Exception as error:
@@ -236,7 +243,7 @@ class NativeOperation:
             self.enter(timeout)
             BLOCKING[self.collective](self.channel.comm, *self.arguments)
         else:
-            self.start(timeout).finish(timeout, self)
+            self.start(timeout, nonblocking=False).finish(timeout, self)
 
 
 def fresh_memory(count: int, dtype: np.dtype[Any]) -> np.ndarray:

@@ -180,7 +180,7 @@ class Request(OwnRequest):
         self.Free()
 
     def _begin(self, flight: InFlight) -> None:
-        self._flight = flight
+        self._flight, flight.is_nonblocking = flight, not isinstance(self, PersistentRequest)
         if not self.step():
             progress_engine.add(self)
 

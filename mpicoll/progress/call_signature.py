@@ -53,6 +53,11 @@ class Signature(NamedTuple):
         """Return the signature of the part of the call that all ranks know."""
         return self._replace(code=self.common_code)
 
+    def as_nonblocking(self) -> Signature:
+        """Return the signature of the nonblocking form, which does not match the blocking one."""
+        text = f"I{self.text[:1].lower()}{self.text[1:]}"
+        return Signature(text, self.code and zlib.crc32(text.encode()), self.base and zlib.crc32(b"I", self.base))
+
     @classmethod
     def refusing(cls, call: str) -> Signature:
         """Return the signature of a rank whose arguments are wrong; it matches all, since the others get the reason."""
@@ -74,6 +79,8 @@ class Waiting(NamedTuple):
         Whether the call depends on no other ranks than these.
     only_peers_missing
         Whether all others than these are known to have made the call.
+    is_nonblocking
+        Whether it is a nonblocking call, which does not match a blocking one.
     """
 
     number: int
@@ -82,6 +89,12 @@ class Waiting(NamedTuple):
     peers: tuple[int, ...]
     only_peers: bool = False
     only_peers_missing: bool = False
+    is_nonblocking: bool = False
+
+    @property
+    def text(self) -> str:
+        """The call with its arguments, for messages."""
+        return (self.signature.as_nonblocking() if self.is_nonblocking else self.signature).text
 
     def missing(self, silent: list[int], *, all_report: bool) -> list[int]:
         """Return those of the `silent` ranks, which have not reported this call, that are known to be missing.

@@ -27,14 +27,17 @@ class InFlight(ABC):
         announced to a rank that is late, and does not cancel a receive whose message is under way.
     driven_by
         The thread that advances it, None if only calls of the program do.
+    is_nonblocking
+        Whether a request of the program stands for it.
     """
 
-    __slots__ = ("_tested", "channel", "driven_by", "number")
+    __slots__ = ("_tested", "channel", "driven_by", "is_nonblocking", "number")
     outlasts: ClassVar[bool] = True
 
     def __init__(self, channel: Channel, number: int) -> None:
         self.channel, self.number = channel, number
         self.driven_by: DriverThread | None = None
+        self.is_nonblocking = False
         self._tested: _Tested | None = None
 
     @abstractmethod
@@ -135,7 +138,7 @@ class _Watch:
         self._seen = ("", 0.0)
 
     def __call__(self, waited: float) -> float:
-        waiting = self._flight.waiting()
+        waiting = self._flight.waiting()._replace(is_nonblocking=self._flight.is_nonblocking)
         progress, since = self._seen
         if waiting.progress != progress:
             since = waited if progress else 0.0

@@ -19,6 +19,7 @@ class Report(NamedTuple):
     code: int
     text: str
     progress: str
+    is_nonblocking: bool
 
 
 class Absence(NamedTuple):
@@ -58,7 +59,7 @@ def absence(
     missing = waiting.missing([peer for peer in others if peer not in here], all_report=all_report)
     if waiting.only_peers_missing:
         here = [peer for peer in others if peer not in missing]
-    text = f"{waiting.signature.text}, collective {waiting.number} of this communicator, {waiting.progress}: "
+    text = f"{waiting.text}, collective {waiting.number} of this communicator, {waiting.progress}: "
     text += f"{named(missing)} did not arrive" if missing else "nothing more arrived"
     text += ", or had left already," if missing and waiting.only_peers else ""
     text += f" within {seconds:g} s"

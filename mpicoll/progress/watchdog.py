@@ -175,9 +175,9 @@ class Watchdog:
                 watchdog._raise_failure()
         with self._lock:
             self._announce(waiting, waited)
-            wrong = self._find_mismatch()
+            wrong = self._find_mismatch(waiting)
             if wrong is not None:
-                self._raise_mismatch(wrong)
+                self._raise_mismatch(wrong, waiting)
             if waited >= timeout:
                 self._raise_timeout(waiting, timeout)
             if waited >= self._tell_after:
@@ -211,7 +211,8 @@ class Watchdog:
     def _take_in(self, source: int, news: dict[str, Any]) -> None:
         number, text = int(news["number"]), str(news["text"])
         if news["kind"] == "waiting":
-            self._reports[source] = Report(number, int(news["code"]), text, str(news["progress"]))
+            nonblocking = bool(news["nonblocking"])
+            self._reports[source] = Report(number, int(news["code"]), text, str(news["progress"]), nonblocking)
         elif news["kind"] == "refused":
             self._refusals.setdefault(number, {})[source] = f"{self._named([source])} {text}"
         elif news["kind"] == "failed":
@@ -240,8 +241,8 @@ class Watchdog:
         if number == waiting.number and said_at <= waited < 2 * said_at + 0.2:
             return
         self._announced = waiting.number, waited
-        code, text = waiting.signature.code, waiting.signature.text
-        news = {"kind": "waiting", "number": waiting.number, "code": code, "text": text, "progress": waiting.progress}
+        news = {"kind": "waiting", "number": waiting.number, "code": waiting.signature.code, "text": waiting.text}
+        news |= {"progress": waiting.progress, "nonblocking": waiting.is_nonblocking}
         for peer in self._audience(waiting.peers):
             self._mailbox.tell(peer, news)
 
@@ -253,17 +254,19 @@ class Watchdog:
         near = {(rank + sign * distance) % size for distance in distances for sign in (1, -1)}
         return sorted((near | set(waited_for)) - {rank})
 
-    def _find_mismatch(self) -> int | None:
+    def _find_mismatch(self, waiting: Waiting) -> int | None:
         for report in self._reports.values():
+            if report.number == waiting.number and report.is_nonblocking != waiting.is_nonblocking:
+                return report.number
             own = self.called(report.number)
             if own is not None and own.code != report.code and ANY_CODE not in (own.code, report.code):
                 return report.number
         return None
 
-    def _raise_mismatch(self, number: int) -> NoReturn:
+    def _raise_mismatch(self, number: int, waiting: Waiting) -> NoReturn:
         """Wait up to 0.5 s for the others' reports, then tell all ranks and raise MismatchError."""
         self._gather(number)
-        own = self.called(number)
+        own = waiting if number == waiting.number else self.called(number)
         calls: dict[str, list[int]] = {own.text if own else "?": [self._comm.rank]}
         for rank, report in self._reports.items():
             if report.number == number:
@@ -282,9 +285,9 @@ class Watchdog:
             self._announced = (-1, 0.0)
             self._announce(waiting, 0.0)
             self._gather(waiting.number)
-            wrong = self._find_mismatch()
+            wrong = self._find_mismatch(waiting)
             if wrong is not None:
-                self._raise_mismatch(wrong)
+                self._raise_mismatch(wrong, waiting)
             self.raise_difference(waiting.number, calls)
 
     def raise_difference(self, number: int, calls: dict[str, list[int]]) -> NoReturn:

@@ -16,6 +16,8 @@ PROGRAM = "tests/system/programs/disagree.py"
 RUNS = extent.shared_out(((3, "full"), (3, "default"), (8, "default")))
 """Sizes and modes; each is one launch."""
 DIFFER = (
+    "blocking_and_nonblocking",
+    "blocking_and_nonblocking_vector",
     "count",
     "count_zero",
     "count_large",

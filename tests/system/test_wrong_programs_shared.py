@@ -19,6 +19,8 @@ PROGRAM = "tests/system/programs/disagree_shared.py"
 RUNS = extent.shared_out(((3, "default"), (2, "full"), (8, "default")))
 """Sizes and modes; each is one launch."""
 DIFFER = (
+    "blocking_and_nonblocking",
+    "blocking_and_nonblocking_vector",
     "short_count",
     "dtype",
     "op",

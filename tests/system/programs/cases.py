@@ -64,6 +64,21 @@ def case_refused_bcast(comm: Comm) -> None:
     comm.Barrier()
 
 
+def case_blocking_and_nonblocking(comm: Comm) -> None:
+    """The same call, which MPI does not let match its nonblocking form."""
+    if ODD:
+        comm.Iallreduce(MPI.IN_PLACE, vector()).Wait()
+    else:
+        comm.Allreduce(MPI.IN_PLACE, vector())
+
+
+def case_blocking_and_nonblocking_vector(comm: Comm) -> None:
+    if ODD:
+        comm.Iallgatherv(vector(1), [vector(comm.size), [1] * comm.size]).Wait()
+    else:
+        comm.Allgatherv(vector(1), [vector(comm.size), [1] * comm.size])
+
+
 def case_never_came(comm: Comm) -> None:
     if not ODD:
         comm.Allreduce(MPI.IN_PLACE, vector())
