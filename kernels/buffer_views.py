@@ -3,10 +3,10 @@
 `array_in` turns what callers of mpi4py give into the address of something with the fields of a NumPy array, which
 `dispatch_arguments` reads:
 
-    array                            the array itself
-    [array, MPI.DOUBLE], (array, "d")  the array
-    [array, 6], [array, 6, MPI.DOUBLE]  a view of its first 6 elements
-    numpy.float64(2), array.array    a view of the memory
+    array                                 the array itself
+    [array, MPI.DOUBLE], (array, "d")     the array
+    [array, 6], [array, 6, MPI.DOUBLE]    a view of its first 6 elements
+    numpy.float64(2), array.array         a view of the memory
 
 A view is an array's fields in a few words of the dispatch table: its type, place, length, element type and flags. It is
 valid until the next call, and nobody but `array_in`'s caller ever sees it.

@@ -27,7 +27,7 @@ _OP_NUMBERS = {name: number for number, name in enumerate(kernels.OPS)}
 NEWS_EVERY = 256
 _DATATYPES = [each for each in vars(MPI).values() if type(each) is MPI.Datatype and each != MPI.DATATYPE_NULL]
 """Kept alive, too: predefined datatypes, which programs name in specifications such as ``[array, MPI.DOUBLE]``."""
-_LETTERS = tuple(text for letter in np.typecodes["All"] for text in (letter, sys.intern(letter)))
+_LETTERS = tuple({id(text): text for letter in np.typecodes["All"] for text in (letter, sys.intern(letter))}.values())
 """Kept alive, too: an interpreter has one text or two of each letter, which stands for a datatype."""
 _MOST_RANKS = 1 << 20
 """Roots are less than this number, hashes of counts very rarely."""
