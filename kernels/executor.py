@@ -55,9 +55,12 @@ from .instructions import (
     FIRST,
     IF,
     INPUT_IS_STAGED,
+    IS_DIVIDED,
     IS_PULLED,
     IS_PUSHED,
+    IS_UNDIVIDED,
     KIND,
+    MAY_DIVIDE,
     MEET,
     OFFER_PARTS,
     OTHERS_ARE_STAGED,
@@ -85,6 +88,7 @@ from .operands import (
     is_last_segment,
     is_pushed,
     is_remote_output,
+    may_divide,
     next_tile,
     resolve,
     uses_private_memory,
@@ -173,6 +177,10 @@ def _holds(job, condition, rank):
         return is_pushed(job, rank)
     if condition == IS_PULLED:
         return not is_pushed(job, rank)
+    if condition == MAY_DIVIDE:
+        return may_divide(job)
+    if condition in (IS_DIVIDED, IS_UNDIVIDED):
+        return (condition == IS_DIVIDED) == (may_divide(job) and is_pushed(job, rank))
     if not header(job, TURNS):
         return True
     return is_last_segment(job) and not _input_is_staged(job)
@@ -245,7 +253,7 @@ def progress(job, only_start):
             if not _holds(job, who, load(row + 8 * CONDITION_RANK)):
                 row += ROW_NBYTES * load(row + 8 * ROWS)
         elif what == RESOLVE:
-            if not resolve(job):
+            if not resolve(job, who):
                 return end(job, leave(job, row, FALLBACK))
         elif what == AT_WORK:
             status = DONE if go_to_work(job, who) else MISMATCH

@@ -38,7 +38,7 @@ COUNTED = 2
     ENTER,  # wait until all ranks have started an operation before, then write the record; operand: 1 if long, COUNTED
     STARTED,  # publish "started": the record, and what was copied since ENTER, may be read
     MEET,  # wait until a rank, or ALL, has started, and compare the calls; the own rank: do not wait
-    RESOLVE,  # find out how the published buffers are reached
+    RESOLVE,  # find out how the published buffers are reached: 0 for all, INPUTS or OUTPUTS
     AT_WORK,  # announce that the buffers of a rank, or of ALL, are used from now on
     DONE,  # publish "done"
     WAIT_DONE,  # wait until a rank, or ALL, is done
@@ -125,6 +125,11 @@ SEGMENT, CHUNK, PART, TILE = range(4)
     IN_USE,  # others use this rank's buffers in the operation, or its only output stage in this segment
     IS_PUSHED,  # all ranks write to the recvbuf of rank CONDITION_RANK themselves, and nothing passes through stages
     IS_PULLED,  # they do not
-) = range(7)
+    MAY_DIVIDE,  # nothing passes through stages in a blocking operation, so that all ranks are at work on it
+    IS_DIVIDED,  # so, and all ranks can write to the recvbuf of rank CONDITION_RANK
+    IS_UNDIVIDED,  # not so
+) = range(10)
+INPUTS, OUTPUTS = 1, 2
+"""Operand of RESOLVE for sendbufs or recvbufs only."""
 CONDITION_RANK = 3
 """Operand of IF for conditions about a rank."""

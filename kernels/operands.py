@@ -19,7 +19,9 @@ from .instructions import (
     CHUNK,
     EARLY,
     INPUT,
+    NONE,
     OUTPUT,
+    OUTPUTS,
     PART,
     READ,
     RECV_PART,
@@ -214,9 +216,14 @@ def _base(job, rank, which):
 
 
 @helper
-def resolve(job):
-    """Determine the access to each published buffer; return False if one of them cannot be accessed."""
-    read, written, own = header(job, READ), header(job, WRITTEN), get(job, RANK)
+def resolve(job, which):
+    """Determine the access to published buffers; return False if one of them cannot be accessed.
+
+    `which` is 0 for all of them, INPUTS, or OUTPUTS after INPUTS.
+    """
+    if which == OUTPUTS:
+        return _resolve_outputs(job)
+    read, written, own = header(job, READ), header(job, WRITTEN) if which == 0 else NONE, get(job, RANK)
     private = others_staged = unreadable = False
     for rank in range(get(job, SIZE)):
         if read in (ALL, rank):
@@ -237,6 +244,15 @@ def resolve(job):
     tile_nbytes = TILE_NBYTES if private and method == TRANSFER else _NEAR_TILE_NBYTES
     put(job, TILE_COUNT, max(1, tile_nbytes // get(job, ITEMSIZE)))
     return not unreadable and (not private or method != NOTHING)
+
+
+@helper
+def _resolve_outputs(job):
+    """Determine the access to recvbufs, of which those that cannot be accessed are written by their owners."""
+    for rank in range(get(job, SIZE)):
+        if header(job, WRITTEN) in (ALL, rank):
+            _resolve_buffer(job, rank, 1, published(job, rank, RECORD_RECV), RECV_PART)
+    return True
 
 
 @helper
@@ -310,9 +326,19 @@ def is_remote_output(job, rank):
 @helper
 def is_pushed(job, rank):
     """Return True if all ranks write to a rank's recvbuf, and nothing passes through stages; the same on all ranks."""
-    if get(job, STAGED):
+    address = published(job, rank, RECORD_RECV)
+    if get(job, STAGED) or address == UNREADABLE:
         return False
-    return get(job, METHOD) == TRANSFER or in_arena(job, rank, published(job, rank, RECORD_RECV))
+    return get(job, METHOD) == TRANSFER or in_arena(job, rank, address)
+
+
+@helper
+def may_divide(job):
+    """Return True if a rank may do a part of another one's copying; the same on all ranks.
+
+    Not in lanes other than that of blocking operations: the rank that helps may come to it much later.
+    """
+    return get(job, STAGED) == 0 and get(job, LANE) == 0
 
 
 @helper

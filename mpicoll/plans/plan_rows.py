@@ -118,6 +118,8 @@ class Work(NamedTuple):
         Rows that wait for ranks that must be done before this rank may leave.
     collects
         Rows that copy results from the other ranks' stages to a private recvbuf.
+    resolves
+        Operand of RESOLVE.
     """
 
     stages: list[Row]
@@ -126,6 +128,7 @@ class Work(NamedTuple):
     rows: list[Row]
     waits: list[Row]
     collects: list[Row]
+    resolves: int = 0
 
 
 ALL_DONE = [row(WAIT_DONE, ALL)]
@@ -135,7 +138,7 @@ def long_plan(header: PlanHeader, work: Work) -> list[Row]:
     """Return the plan of a long vector, segment by segment if something passes through stages."""
     rows = [row(*map(int, header)), row(ENTER, 1)]
     rows += when(INPUT_IS_STAGED, work.stages)
-    rows += [row(STARTED), row(MEET, work.meets), row(RESOLVE)]
+    rows += [row(STARTED), row(MEET, work.meets), row(RESOLVE, work.resolves)]
     if work.uses != NONE:
         rows.append(row(AT_WORK, work.uses))
     rows += [*work.rows, row(DONE)]

@@ -46,6 +46,9 @@ _CONDITIONS = {
     words.IN_USE: "other ranks use own buffers, or results pass through stages",
     words.IS_PUSHED: "every rank can write to the recvbuf of rank {rank}, and nothing passes through stages",
     words.IS_PULLED: "otherwise",
+    words.MAY_DIVIDE: "nothing passes through stages, and the operation is a blocking one",
+    words.IS_DIVIDED: "the same, and every rank can write to the recvbuf of rank {rank}",
+    words.IS_UNDIVIDED: "otherwise",
 }
 _SPACES = {
     words.SEND: "sendbuf",
@@ -60,8 +63,9 @@ _SPACES = {
 _KINDS = {words.SEGMENT: "", words.CHUNK: "chunk {index}", words.PART: "part {index}", words.TILE: "tile"}
 
 
-_STAGED = (words.INPUT_IS_STAGED, words.OUTPUT_IS_STAGED, words.OTHERS_ARE_STAGED, words.IS_PULLED)
-_UNSTAGED = (words.IN_USE, words.IS_PUSHED)
+_STAGED = (words.INPUT_IS_STAGED, words.OUTPUT_IS_STAGED, words.OTHERS_ARE_STAGED, words.IS_PULLED,
+           words.IS_UNDIVIDED)  # fmt: skip
+_UNSTAGED = (words.IN_USE, words.IS_PUSHED, words.MAY_DIVIDE, words.IS_DIVIDED)
 
 
 def draw(

@@ -23,17 +23,25 @@ from collections.abc import Callable
 
 from mpicoll.kernels.instructions import (
     ALL,
+    AT_WORK,
     CHUNK,
     DELIVER,
     INPUT,
+    INPUTS,
+    IS_DIVIDED,
     IS_PULLED,
     IS_PUSHED,
+    IS_UNDIVIDED,
+    MAY_DIVIDE,
+    MEET,
     NONE,
     OTHERS_ARE_STAGED,
     OUTPUT,
     OUTPUT_IS_REMOTE,
+    OUTPUTS,
     PART,
     RECV,
+    RESOLVE,
     SCRATCH,
     SEGMENT,
     SEND,
@@ -133,11 +141,33 @@ def _bcast(ranks: Ranks, long: bool) -> list[Row]:
     if not long:
         fill, rows = _fill(ranks), [copy(Operand(RECV), Operand(SLOT, root), SEGMENT)]
         return short_plan(PlanHeader(), fill * ranks.is_root, root, rows * (not ranks.is_root))
+    if ranks.size == 2:
+        return _bcast_to_one(ranks)
     header = PlanHeader(read=root, turns=True, early=True)
     if ranks.is_root:
         staged = [copy(Operand(STAGED_INPUT, rank), Operand(SEND), SEGMENT)]
         return long_plan(header, Work(staged, rank, NONE, [], ALL_DONE, []))
     return long_plan(header, Work([], root, root, [copy(Operand(RECV), Operand(INPUT, root), SEGMENT)], [], []))
+
+
+def _bcast_to_one(ranks: Ranks) -> list[Row]:
+    """Return the plan of a long bcast on two ranks, each of which copies a half where both can reach the buffers.
+
+    Root 0 writes chunk 0 to rank 1, and rank 1 reads chunk 1. Through stages, and in operations that only one of the
+    ranks may be at work on, rank 1 copies all of it.
+    """
+    rank, root = ranks.rank, ranks.root
+    peer = 1 - root
+    header = PlanHeader(read=root, written=peer, turns=True, early=True)
+    if ranks.is_root:
+        staged = [copy(Operand(STAGED_INPUT, rank), Operand(SEND), SEGMENT)]
+        half = [row(AT_WORK, peer), copy(Operand(OUTPUT, peer, rank), Operand(SEND, 0, rank), CHUNK)]
+        help_ = [row(MEET, peer), row(RESOLVE, OUTPUTS), *when(IS_DIVIDED, half, peer)]
+        return long_plan(header, Work(staged, rank, NONE, when(MAY_DIVIDE, help_), ALL_DONE, [], INPUTS))
+    half = [copy(Operand(RECV, 0, rank), Operand(INPUT, root, rank), CHUNK)]
+    whole = [copy(Operand(RECV), Operand(INPUT, root), SEGMENT)]
+    rows = when(IS_DIVIDED, half, rank) + when(IS_UNDIVIDED, whole, rank)
+    return long_plan(header, Work([], root, root, rows, when(IS_DIVIDED, [row(WAIT_DONE, root)], rank), [], INPUTS))
 
 
 def _allgather(ranks: Ranks, long: bool) -> list[Row]:

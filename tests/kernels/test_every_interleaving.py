@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 
 from mpicoll import plans
-from mpicoll.kernels.instructions import COPY, IS_PULLED, IS_PUSHED, WAIT_DONE
+from mpicoll.kernels.instructions import AT_WORK, COPY, IS_DIVIDED, IS_PULLED, IS_PUSHED, IS_UNDIVIDED, WAIT_DONE
 from mpicoll.plans import shared_memory_plans, simulated_executor
 from mpicoll.plans.plan_rows import Row
 from mpicoll.plans.simulated_executor import BUFFER_NBYTES, COUNTED, PLANS_NBYTES, Edits, Ranks, SimulatedOperation
@@ -320,9 +320,21 @@ def test_planted_errors_are_found(error: str) -> None:
         prove_pairs(2, {module: (old, new)})
 
 
-@pytest.mark.parametrize(("condition", "left_out"), [(IS_PUSHED, WAIT_DONE), (IS_PULLED, WAIT_DONE), (IS_PUSHED, COPY)])
-def test_errors_planted_in_a_gather_are_found(condition: int, left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A root that leaves early, a sender that does, and parts that nobody writes."""
+PLANTED_IN_PLANS = {
+    "a root of a gather that leaves early": ("gather", IS_PUSHED, WAIT_DONE),
+    "a sender of a gather that leaves early": ("gather", IS_PULLED, WAIT_DONE),
+    "parts of a gather that nobody writes": ("gather", IS_PUSHED, COPY),
+    "a half of a bcast that the root does not write": ("bcast", IS_DIVIDED, AT_WORK),
+    "a half of a bcast that its receiver does not read": ("bcast", IS_DIVIDED, COPY),
+    "a receiver of a bcast that leaves early": ("bcast", IS_DIVIDED, WAIT_DONE),
+    "a whole bcast that its receiver does not read": ("bcast", IS_UNDIVIDED, COPY),
+}
+
+
+@pytest.mark.parametrize("error", PLANTED_IN_PLANS)
+def test_errors_planted_in_a_plan_are_found(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    collective, condition, left_out = PLANTED_IN_PLANS[error]
+    size = 2 if collective == "bcast" else 3
     when = shared_memory_plans.when
 
     def planted(given: int, rows: list[Row], rank: int = 0) -> list[Row]:
@@ -330,9 +342,9 @@ def test_errors_planted_in_a_gather_are_found(condition: int, left_out: int, mon
 
     monkeypatch.setattr(shared_memory_plans, "when", planted)
     found = 0
-    for method, one in itertools.product(METHODS, every_operation(3, ("gather",))):
+    for method, one in itertools.product(METHODS, every_operation(size, (collective,))):
         try:
-            prove(3, (one, one), method)
+            prove(size, (one, one), method)
         except Refuted:
             found += 1
     assert found > 0

@@ -76,6 +76,14 @@ def test_a_rank_that_gives_up_gets_its_buffers_back(size: int, method: str) -> N
         run_until_somebody_gives_up(world, [world.draw((kind,), LONG) for kind in kinds])
 
 
+@pytest.mark.parametrize("method", ["STAGE", "TRANSFER"])
+def test_a_rank_that_gives_up_a_bcast_to_one_gets_its_buffers_back(method: str) -> None:
+    """The root writes half of the vector to the other rank's buffer."""
+    for seed in range(150):
+        world = World(2, seed, method)
+        run_until_somebody_gives_up(world, [world.draw(("bcast",), LONG) for _ in range(2)])
+
+
 @pytest.mark.parametrize("count", [13, 30, 130])
 @pytest.mark.parametrize("kind", ["allreduce", "reduce", "reduce_scatter"])
 def test_a_reducer_that_raises_is_noticed(kind: str, count: int) -> None:
