@@ -14,6 +14,8 @@ ImportError
 
 from __future__ import annotations
 
+import atexit
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,6 +74,14 @@ if find_spec("mpicoll.kernels") is None:
         "or leave its folder to use an mpicoll that is installed elsewhere",
         name="mpicoll",
     )
+
+
+@atexit.register  # before all other handlers of mpicoll, which may make collectives; the last one runs first
+def _leave_collectives_to_library() -> None:
+    if "mpicoll.comm" in sys.modules:
+        from mpicoll.interface.library_at_exit import leave_to_library
+
+        leave_to_library(sys.modules["mpicoll.comm"].Intracomm)
 
 
 def __getattr__(name: str) -> Any:

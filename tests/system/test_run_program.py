@@ -239,6 +239,29 @@ def test_ranks_that_free_a_communicator_and_end_do_not_hold_up_each_other(node: 
     assert outcome.stdout.split() == ["freed"] * SIZE, outcome.text
 
 
+@pytest.mark.parametrize("calls", ["0", "16"])
+@pytest.mark.parametrize("before", ["", "solver.comm.Barrier()\nsolver.comm.allreduce(1)\n"])
+def test_objects_may_make_collectives_while_python_shuts_down(calls: str, before: str, tmp_path: Path) -> None:
+    program = tmp_path / "late.py"
+    program.write_text(
+        "import numpy as np\n"
+        "from mpi4py import MPI\n"
+        "class Solver:\n"
+        "    def __init__(self, comm):\n"
+        "        self.comm = comm\n"
+        "    def __del__(self):\n"
+        "        self.comm.Ibarrier().Wait()\n"
+        "        total, part = self.comm.allreduce(1), self.comm.Split(0)\n"
+        "        part.Allreduce(MPI.IN_PLACE, np.ones(3))\n"
+        "        part.Free()\n"
+        "        print(f'closed-{total}\\n', end='', flush=True)\n"
+        "solver = Solver(MPI.COMM_WORLD)\n" + before
+    )
+    outcome = launch("--library-calls", calls, str(program))
+    assert (outcome.returncode, outcome.stderr) == (0, ""), outcome.text
+    assert outcome.stdout.split() == [f"closed-{SIZE}"] * SIZE, outcome.text
+
+
 def test_a_program_may_give_the_name_of_all_ranks_to_others(tmp_path: Path) -> None:
     program = tmp_path / "rebound.py"
     program.write_text(
