@@ -107,14 +107,14 @@ class GradientSynchronizer:
         average: bool = True,
         dtype: Any = None,
     ) -> None:
-        self.comm = comm
-        self.average = average
+        synchronizer_options.check_comm(comm)
+        self.comm, self.average = comm, average
         self.calls, self.nbytes, self.sent_nbytes = 0, 0, 0
         self.seconds, self.under_way_seconds = 0.0, 0.0
         problem: Exception | None = None
         digest = synchronizer_options.REFUSED
         try:
-            synchronizer_options.check_options(bucket_bytes, dense_bytes)
+            synchronizer_options.check_options(bucket_bytes, dense_bytes, average)
             shapes, self.dtype = synchronizer_options.checked_layout(parameters_or_shapes, dtype)
             self.compression, self.error_feedback = synchronizer_options.checked_compression(
                 compression, error_feedback, comm, self.dtype

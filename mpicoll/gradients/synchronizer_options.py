@@ -13,7 +13,8 @@ from mpi4py import MPI
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor
 from mpicoll.compression import error_feedback as feedback
-from mpicoll.errors import MismatchError, RemoteError, named_ranks
+from mpicoll.consensus import share
+from mpicoll.errors import MismatchError, RemoteError, described, named_ranks
 
 REFUSED = bytes(32)
 """The digest of a rank that refuses its arguments."""
@@ -42,12 +43,27 @@ def _outvoted(digests: list[bytes]) -> tuple[int, ...]:
     return tuple(rank for rank, digest in enumerate(digests) if digest != winner)
 
 
-def check_options(bucket_bytes: int, dense_bytes: int) -> None:
-    """Raise ValueError unless `bucket_bytes` is positive and `dense_bytes` is not negative."""
-    if bucket_bytes < 1:
+def check_options(bucket_bytes: Any, dense_bytes: Any, average: Any) -> None:
+    """Raise TypeError or ValueError unless these are a positive number, one of at least 0, and a bool."""
+    if _whole("bucket_bytes", bucket_bytes) < 1:
         raise ValueError(f"bucket_bytes: {bucket_bytes} is not a positive number of bytes")
-    if dense_bytes < 0:
+    if _whole("dense_bytes", dense_bytes) < 0:
         raise ValueError(f"dense_bytes: {dense_bytes} is not a number of bytes of at least 0")
+    if not isinstance(average, (bool, np.bool_)):
+        raise TypeError(f"average: {average!r} is not True or False")
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: {value!r} is not a whole number of bytes") from None
+
+
+def check_comm(comm: Any) -> None:
+    """Raise TypeError unless `comm` is an intracommunicator."""
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm: {comm!r} is not an intracommunicator")
 
 
 def check_short(dtype: np.dtype, average: bool, comm: MPI.Intracomm) -> None:
@@ -63,6 +79,8 @@ def check_short(dtype: np.dtype, average: bool, comm: MPI.Intracomm) -> None:
 def check_weight(weight: float, average: bool, dtype: np.dtype, comm: MPI.Intracomm) -> None:
     """Raise TypeError or ValueError for a weight that gradients cannot be multiplied by, and tell the other ranks."""
     try:
+        if not isinstance(weight, (int, float, np.number, np.bool_)):
+            raise TypeError(f"weight: {weight!r} is not a number")
         if not average and weight != 1:
             raise ValueError(f"weight: {weight} has no meaning with average=False")
         limits = np.finfo(dtype) if average else None
@@ -99,7 +117,13 @@ def checked_layout(parameters_or_shapes: Iterable[Any], dtype: Any) -> tuple[lis
     """Return the shapes and their common dtype; raise TypeError or ValueError if they are wrong."""
     if _is_array(parameters_or_shapes):
         raise TypeError("parameters_or_shapes: a list of arrays or of shapes is needed, not one array")
-    items = list(parameters_or_shapes)
+    try:
+        items = list(parameters_or_shapes)
+    except TypeError:
+        text = f"parameters_or_shapes: {parameters_or_shapes!r:.80} is no sequence of arrays or of shapes"
+        raise TypeError(text) from None
+    if dtype is not None:
+        dtype = _given_dtype(dtype)
     arrays = [item for item in items if _is_array(item)]
     if arrays and len(arrays) < len(items):
         raise TypeError("parameters_or_shapes: give arrays or shapes, not both")
@@ -112,6 +136,13 @@ def checked_layout(parameters_or_shapes: Iterable[Any], dtype: Any) -> tuple[lis
     if found.name not in _DTYPES or not found.isnative:
         raise ValueError(_no_gradients_of(found))
     return [_shape(item) for item in items], found
+
+
+def _given_dtype(dtype: Any) -> np.dtype:
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"dtype: {dtype!r} is no element type") from None
 
 
 def _is_array(item: Any) -> bool:
@@ -167,11 +198,13 @@ def agree(
         Subject of the messages, and the facts that the digest stands for.
     """
     digests = _gather_digests(comm, digest)
-    if problem is not None:
-        raise problem
     refused = [rank for rank, other in enumerate(digests) if other == REFUSED]
+    if problem is not None:
+        share(comm, {"text": described(problem)[:500]} if comm.Get_rank() == refused[0] else None, refused[0])
+        raise problem
     if refused:
-        raise RemoteError(f"{who}: rank {refused[0]} refused its arguments")
+        told = share(comm, None, refused[0])
+        raise RemoteError(f"{who}: rank {refused[0]} refused its arguments: {told['text']}")
     if differing := _outvoted(digests):
         differ = "differs" if len(differing) == 1 else "differ"
         raise MismatchError(f"{who}: {named_ranks(differing)} {differ} from the others in {facts}")

@@ -85,6 +85,15 @@ class CommonArrays:
             place += end - begin
         return found
 
+    def all_finite(self, store: ParameterStore, comm: MPI.Intracomm) -> bool:
+        """Return whether all parameters of all ranks of `comm` are finite; collective over them."""
+        finite = np.ones(1, np.int8)
+        for layer in range(len(self._flags)):
+            finite &= np.int8(all(np.isfinite(array).all() for array in store.parameters(layer)))
+            store.release(layer)
+        comm.Allreduce(MPI.IN_PLACE, finite, MPI.MIN)
+        return bool(finite[0])
+
     def digest(self, store: ParameterStore) -> bytes:
         """Return the SHA-256 of the common arrays; collective over the data-parallel ranks."""
         whole = hashlib.sha256()

@@ -17,7 +17,7 @@ from mpicoll.parallel.compressed_chunks import refusal
 from mpicoll.train.config import LAYERWISE, SHARDINGS, TrainConfig
 
 NAME = "sharded optimizer"
-FACTS = "units, stage, optimizer, settings, weight_decay, clip, overlap or offload"
+FACTS = "units, stage, optimizer, settings, weight_decay, clip, compression, overlap or offload"
 _RECORD = np.dtype([("calls", np.uint8, 32), ("samples", np.float64)])
 
 

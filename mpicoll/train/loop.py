@@ -313,9 +313,16 @@ class Loop:
         ------
         ReplicasDiffer
             On every rank, naming the ranks whose parameters are not those that most ranks hold.
+        NonFiniteLoss
+            On every rank, if a parameter is not finite, of which the loss of the next step would tell.
         """
         if self._config.algorithm == NOOP:
             return None
+        if not self._common.all_finite(self.strategy, self._mesh.world):
+            raise NonFiniteLoss(
+                f"parameters became infinite or NaN within {len(self.records)} steps; "
+                "try a lower --lr or a longer --warmup"
+            )
         return compared(self._mesh, self.strategy.digest(), self._common.digest(self.strategy))
 
     # ---- report -----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from mpicoll.errors import CheckpointFailed, NonFiniteLoss, UsageError
 from mpicoll.train.config import WITH_MOMENTUM, TrainConfig
 from mpicoll.train.loop import Loop, LoopCallback
 from mpicoll.train.option_checks import DEFAULTS
+from mpicoll.train.strategies import strategy_name
 
 FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", "checkpoint", "checkpoint_every",
          "background_checkpoints", "resume", "algorithm", "overlap", "bucket_bytes", "shard", "offload", "recompute",
@@ -195,13 +196,22 @@ def _check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
     there, here = facts["config"], asdict(config)
     # Earlier versions took --momentum, and ignored it, where it is refused now.
     free = FREE if config.optimizer in WITH_MOMENTUM else (*FREE, "momentum")
-    odd = [
-        f"--{name.replace('_', '-')} was {_shown(there.get(name, DEFAULTS[name]))}, is {_shown(value)}"
+    other = [
+        name
         for name, value in here.items()
         if name not in free and there.get(name, _plain(DEFAULTS[name])) != _plain(value)
     ]
+    odd = [_difference(name, {**DEFAULTS, **there}, here) for name in other]
     if odd:
         raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is of another run: {'; '.join(odd)}")
+
+
+def _difference(name: str, there: dict[str, Any], here: dict[str, Any]) -> str:
+    """Return how an option of a checkpoint's run differs from this run's."""
+    if name == "mode":
+        was, now = (strategy_name(options["mode"], options["shard"]) for options in (there, here))
+        return f"--strategy was {was}, is {now}"
+    return f"--{name.replace('_', '-')} was {_shown(there[name])}, is {_shown(here[name])}"
 
 
 def _shown(value: Any) -> Any:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.data.datasets import Dataset, check_same_data
 from mpicoll.data.own_samples import OwnSamples, check_samples
-from mpicoll.errors import TrainingError, UsageError
+from mpicoll.errors import DataError, TrainingError, UsageError
 from mpicoll.models.own_model import OwnModel, TrainableModel
 from mpicoll.models.sequential import Model
 from mpicoll.train.assembly import make_communicator
@@ -49,6 +49,9 @@ class ArrayDataset:
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        for name, values in (("x", x), ("y", y)):
+            if not hasattr(values, "shape"):
+                raise TypeError(f"{name}: {type(values).__name__} is not an array")
         if len(x) != len(y):
             raise ValueError(f"x: {len(x)} samples do not fit {len(y)} targets in y")
         self.x, self.y = x, y
@@ -177,6 +180,8 @@ class Trainer:
     ) -> None:
         self._model = OwnModel(model, options.get("seed", 0))
         check_samples(data, "data")
+        if data is None or not len(data):
+            raise DataError("data: there are no samples to train on")
         check_samples(test_data, "test_data")
         self._data, self._test_data, self._callbacks = data, test_data, tuple(callbacks)
         self._config = _config(model, data, strategy, self._model.dtype, {"quiet": True, **options})

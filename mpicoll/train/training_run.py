@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll.checkpoint import Checkpoint
-from mpicoll.consensus import all_succeed, wait_politely
+from mpicoll.consensus import all_succeed
 from mpicoll.data.datasets import Dataset, load
 from mpicoll.errors import MpicollError, UsageError, named_ranks
 from mpicoll.gradients import differing_ranks
@@ -264,7 +264,7 @@ def _stopping_on_sigterm(loop: Loop) -> Iterator[None]:
 
 
 def _check_same_config(config: TrainConfig, comm: MPI.Intracomm) -> None:
-    wait_politely(comm)
+    """Compare the options of all ranks; those that come wait at most for the timeout for one that does not."""
     if differing := differing_ranks(comm, hashlib.sha256(repr(config).encode()).digest()):
         raise UsageError(f"options of {named_ranks(differing)} differ from those of the other ranks")
 

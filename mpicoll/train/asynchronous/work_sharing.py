@@ -27,6 +27,8 @@ from mpicoll.train.step_plan import StepPlan
 
 _STOP = 1 << 40
 """A draw of this many numbers leaves no share for any rank, which stops the run."""
+_DECIDED = 1 << 28
+"""Added to the counter by workers in step, the first of which then adds the step at whose begin all of them stop."""
 
 
 class WorkSharing:
@@ -92,11 +94,29 @@ class WorkSharing:
                 self._counter.draw(_STOP)
             number = self._draw(0 if self._takes_own else 1)
             if self._takes_own:
-                number, own = max(number, own) if number >= _STOP else own, own + self.shares_per_step
+                number, own = self._own_share(number, own), own + self.shares_per_step
             if number >= self._total:
                 return
             self.done = number
             yield Share(*divmod(number, self.shares_per_step), self.shares_per_step, number)
+
+    def _own_share(self, number: int, own: int) -> int:
+        """Return this worker's share of the next step, or a greater number than there are, where all workers stop.
+
+        Workers learn in the midst of a step that the run is to stop, and each step needs all of them. The first one
+        that does decides that this step is the last, and adds its number to the counter, from which nobody draws
+        shares. No worker ends the step before that: it needs the share that the first one takes then.
+        """
+        if number < _STOP:
+            return own
+        if self._counter.is_failed():
+            return max(number, own)
+        step = own // self.shares_per_step
+        if number % _STOP < _DECIDED and self._counter.draw(_DECIDED) % _STOP < _DECIDED:
+            self._counter.draw(step + 1)
+        number = self._counter.draw(0)
+        last = number % _DECIDED - self.first
+        return own if last <= 0 or step < last else max(number, own)
 
     def check(self, step: int, loss: float) -> None:
         """Raise if the loss is not finite.

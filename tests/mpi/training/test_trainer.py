@@ -232,3 +232,46 @@ def test_samples_that_change_at_random_are_not_compared() -> None:
 
     result = Trainer(Softmax(), Augmented(), epochs=1).fit()
     assert result["strategy"] == "replicated"
+
+
+class StopsAt(Callback):
+    """A callback that stops the run after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, trainer: Trainer, record: Any) -> None:
+        if record.step >= self.step:
+            trainer.stop()
+
+
+@pytest.mark.skipif(WORLD.size < 3, reason="needs two workers")
+def test_workers_in_step_stop_after_whole_steps_and_resume_with_the_same_bits(shared_folder: Path) -> None:
+    options = {"strategy": ParameterServer(staleness=0), "epochs": 2}
+    whole, _ = trained(WORLD, **options)
+    for step in (3, 6, 7, 10, 14):
+        folder = str(shared_folder / str(step))
+        trained(WORLD, **options, checkpoint=folder, callbacks=[StopsAt(step)])
+        resumed, result = trained(WORLD, **options, checkpoint=folder, resume="yes")
+        assert result["total_steps"] == 26
+        for one, other in zip(whole.parameters, resumed.parameters, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+class LastGradientIsWrong(Softmax):
+    """A model whose gradient is NaN in the last step."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.left = calls
+
+    def backward(self, parameters: Any, saved: Any) -> Any:
+        self.left -= 1
+        return [array * (np.nan if self.left == 0 else 1) for array in super().backward(parameters, saved)]
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "sharded", "local"])
+def test_parameters_that_are_not_finite_after_the_last_step_are_an_error(strategy: str) -> None:
+    model = LastGradientIsWrong(13 if WORLD.rank == 0 else 10**6)
+    with pytest.raises(TrainingError, match="parameters became infinite or NaN within 13 steps"):
+        Trainer(model, samples(500), comm=WORLD, strategy=strategy, **{**OPTIONS, "epochs": 1}).fit()
