@@ -302,17 +302,16 @@ def begin(job):
     return status
 
 
+@helper
+def _resume(job):
+    """Resume an operation; DONE if it has ended: a signal may have kept its caller from taking note."""
+    return progress(job, 0) if get(job, STATE) != IDLE else DONE
+
+
 @kernel_for("int64")
 def advance(job):
-    """Resume an operation until it ends or has to wait longer than its spins and yields; return a status.
-
-    Parameters
-    ----------
-    job : int
-        Address of the operation's words (`operation_words`). Those from COLLECTIVE on describe it. Plan, counts,
-        addresses and element size are not checked here.
-    """
-    return progress(job, 0)
+    """Resume an operation until it ends or has to wait longer than its spins and yields; return a status."""
+    return _resume(job)
 
 
 @kernel_for("int64")
@@ -322,11 +321,11 @@ def await_others(job):
     For a process in which no operation that began before it is in flight.
     """
     if get(job, SLEEP_LIMIT) == 0:
-        return progress(job, 0)
+        return _resume(job)
     yields = get(job, YIELDS)
     put(job, YIELDS, _YIELDS_BEFORE_SLEEP)
     put(job, MAY_SLEEP, 1)
-    status = progress(job, 0)
+    status = _resume(job)
     put(job, MAY_SLEEP, 0)
     put(job, YIELDS, yields)
     return status
@@ -338,7 +337,7 @@ def look_once(job):
     spins, yields = get(job, SPINS), get(job, YIELDS)
     put(job, SPINS, 1)
     put(job, YIELDS, 0)
-    status = progress(job, 0)
+    status = _resume(job)
     put(job, SPINS, spins)
     put(job, YIELDS, yields)
     return status

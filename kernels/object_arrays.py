@@ -95,8 +95,11 @@ def is_known_array(words, memory, description, nbytes):
         return 0
     expected = itemsize_at(words, number)
     for axis in range(ndim):
+        if load(memory + HEAD_NBYTES + 8 * axis) == 0:
+            expected = 0  # the other lengths may be any
+    for axis in range(ndim):
         length = load(memory + HEAD_NBYTES + 8 * axis)
-        if not 0 <= length < 1 << 31 or expected >= 1 << 31:
+        if length < 0 or (expected != 0 and (length >= 1 << 31 or expected >= 1 << 31)):
             return 0
         expected *= length
     return 1 if nbytes == expected else 0

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from mpicoll.buffers.block_pairs import common_type, is_same_memory, ranges_meet
 from mpicoll.buffers.buffer_specs import in_place
+from mpicoll.buffers.held_memory import held
 from mpicoll.buffers.typed_blocks import Descriptions, TypedBlocks
 from mpicoll.collectives import select
 from mpicoll.collectives.block_agreement import compare_blocks
@@ -223,7 +224,7 @@ class BlockExchange:
         try:
             status = kernel(memory.address, self._table, *specs)
             if status not in (TAKEN, NOT_READ):
-                self._go_on(title, status)
+                self._go_on(title, status, *map(held, specs))
             return status != NOT_READ
         except BaseException as error:
             self._abandon(error)
@@ -235,9 +236,9 @@ class BlockExchange:
         self, title: str, algorithm: str | None, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None = None
     ) -> None:
         """Exchange blocks; `dtype` is the type of all elements if they have one."""
-        memory, inside = self._memory.words, send is recv
         compare_blocks(self._scope, title, send, recv, dtype)
-        memory[words.ASKED] = self._asked(algorithm)
+        memory, inside = self._memory.words, send is recv
+        memory[words.ASKED], memory[words.MARK] = self._asked(algorithm), _MARKS[title]
         try:
             target, unpacked = layouts_of(recv)
             source, packed = (target, unpacked) if inside else layouts_of(send)
@@ -248,7 +249,6 @@ class BlockExchange:
         memory[words.SENDS], memory[words.SEND_BASE] = source.address, send.address
         memory[words.RECVS], memory[words.RECV_BASE] = target.address, recv.address
         memory[words.MAY_DIRECT] = not inside and not ranges_meet(send, recv)
-        memory[words.MARK] = _MARKS[title]
         memory[words.TYPE] = 0 if dtype is None else 1 + DTYPE_NUMBERS.get(dtype, len(DTYPE_NUMBERS))
         self._begin(title)
         for rank, block in unpacked.items():
@@ -264,8 +264,8 @@ class BlockExchange:
         if status != TAKEN:
             self._go_on(title, status)
 
-    def _go_on(self, title: str, status: int) -> None:
-        """Do what a compiled exchange has left to Python; `status` is what :func:`exchange_calls.exchange` returns."""
+    def _go_on(self, title: str, status: int, *kept: Any) -> None:
+        """Do what a compiled exchange, which has returned `status`, has left to Python; `kept` lives until the end."""
         memory = self._memory
         if status <= ENDING:
             memory.words[words.IS_OPEN] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpicoll.buffers.held_memory import held
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.interrupted_calls import abandon_start
 from mpicoll.collectives.requests import JobRequest
@@ -67,8 +68,9 @@ def start_quickly(
     node = scope.channel.node
     assert node is not None
     lanes, request, call = node.nonblocking, None, (collective, sendbuf, recvbuf, op, root)
-    lane = lanes.take_turn(node, 0)
+    lane = None
     try:
+        lane = lanes.take_turn(node, 0)
         status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
         if status == TOO_LONG:
             lanes.undo_turn(lane)
@@ -80,19 +82,18 @@ def start_quickly(
         request = DispatchedRequest(scope.timeout, lane.address)
         if status != DONE:
             flight = SharedOperation(scope.channel, lane.job, scope.channel.dispatch.number, status)
-            request.go_on_later(flight, (_held(sendbuf), _held(recvbuf), kept), unpack)
+            request.go_on_later(flight, (held(sendbuf), held(recvbuf), kept), unpack)
         elif unpack is not None:
             unpack()
         lanes.end_turn(lane, request)
     except BaseException as error:  # of a signal handler
         if request is not None:
             request.give_up(error)
-        abandon_start(scope.channel, lane.job, scope.channel.dispatch.number, error)
-        scope.channel.break_off(error)  # it is not known which lane is next
+        channel = scope.channel
+        if lane is not None:
+            abandon_start(channel, lane.job, channel.dispatch.number, error)
+        if channel.broken is None:
+            channel.break_off(error)  # it is not known which lane is next
+            channel.watchdog.give_up(channel.dispatch.number, error)
         raise
     return request
-
-
-def _held(spec: Any) -> Any:
-    """Return what keeps the memory of an argument alive: not a list, whose items may be replaced meanwhile."""
-    return tuple(spec) if type(spec) is list else spec

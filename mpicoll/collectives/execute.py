@@ -6,6 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpicoll.buffers.held_memory import held
 from mpicoll.collectives import compiled_calls, on_shared_memory, plan_cache, select, validate
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, is_auto
 from mpicoll.collectives.interrupted_calls import refuse_if_running
@@ -85,9 +86,11 @@ def go_on(
         With which it was called; 0 if it was not.
     """
     if status == WAITING and not scope.channel.dispatch.running:
+        kept = held(sendbuf), held(recvbuf)
         status = on_shared_memory.go_on(scope.channel)
         if status != DONE:
             complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
+        del kept
         return
     plain = None
     if table and type(root) is int and 0 <= root < scope.channel.size:
@@ -108,6 +111,7 @@ def go_on(
 
 def complete(scope: CallContext, status: int, made: CallArguments) -> None:
     """Complete a call that has begun with `status`."""
+    kept = held(made.sendbuf), held(made.recvbuf)
     scope.channel.alone.wait()
     try:
         if scope.channel.dispatch.running:
@@ -116,6 +120,7 @@ def complete(scope: CallContext, status: int, made: CallArguments) -> None:
             _make_in_another_way(scope, made)
     finally:
         scope.channel.alone.release()
+        del kept
 
 
 def _make_in_another_way(scope: CallContext, made: CallArguments) -> None:

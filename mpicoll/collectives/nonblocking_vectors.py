@@ -61,7 +61,7 @@ class _LibraryRequest(Request):
         channel = scope.channel
         try:
             request = NONBLOCKING[collective](channel.comm, *arguments)
-        except Exception as error:
+        except BaseException as error:  # also of a signal handler: the others wait for this call
             channel.refuse_entered(number, error)
             raise
         self._begin(NativeRun(channel, request, described, number))
@@ -137,8 +137,16 @@ class NonblockingVectorCalls:
             described = self._quick[key]
         except KeyError:
             described = self._quick[key] = self._describe(collective, root, code)
-        number = number_call.run(self._table, described.number) if described is not None else 0
-        if described is None or number == 0:
+        if described is None:
+            return None
+        before, number = self._scope.channel.dispatch.number, 0
+        try:
+            number = number_call.run(self._table, described.number)
+        except BaseException as error:  # of a signal handler, as soon as compiled code has numbered the call
+            if self._scope.channel.dispatch.number > before:
+                self._scope.channel.refuse_entered(before + 1, error)
+            raise
+        if number == 0:
             return None
         arguments = (sendbuf, recvbuf) if collective == "alltoallv" else (sendbuf, recvbuf, root)
         return _LibraryRequest(self._scope, collective, arguments, described.signature, number)

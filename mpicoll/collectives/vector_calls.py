@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.buffers.held_memory import held
 from mpicoll.buffers.plain_specs import are_counts, key_of, listed
 from mpicoll.collectives import on_shared_memory
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext
@@ -213,10 +214,12 @@ class VectorCalls:
         if status == OTHER:
             run(self._scope, *made)
             return
+        kept = held(part), held(whole)
         if status == WAITING:
             status = on_shared_memory.go_on(self._scope.channel)
         if status != DONE:
             complete(self._scope, status, made)
+        del kept
         if ends is not None:
             ends.unpack(number)
 

@@ -95,6 +95,7 @@ class NativeRun(InFlight):
     def waiting(self) -> Waiting:
         """Return the state of the wait; the progress inside the MPI library is not known."""
         sources = self._sources
+        self.channel.watchdog.record(self.number, self.signature)  # compiled code may have begun it
         return Waiting(self.number, self.signature, "inside the MPI library", sources or (), sources is not None)
 
     def abandon(self, error: BaseException) -> None:

@@ -36,6 +36,8 @@ _SEVERAL = -1
 _caller = 0
 """The thread that has asked whether it may sleep; 0: none has."""
 _lock = threading.RLock()
+_is_own: Callable[[], bool] = _lock._is_owned  # type: ignore[attr-defined]
+"""Returns whether this thread holds the lock."""
 """Held by the thread that advances operations; these, and signal handlers, may start operations meanwhile."""
 _driving = False
 _turns = 0
@@ -78,29 +80,41 @@ def advance_alone(operation: Advancing, advance: Callable[[], bool]) -> bool:
     Return whether `operation` has ended in this call; `advance` returns that, having noted it in the operation.
     """
     global _driving
-    if not _begin_driving():
+    began = False
+    if _is_own():  # by what a signal handler has interrupted
         return False
     try:
-        ended = operation in _active and advance()
+        began = _begin_driving()
+        ended = began and operation in _active and advance()
         if ended:
             _active.remove(operation)
         return ended
+    except BaseException:
+        began = began or _is_own()  # an interrupt came right after the lock was acquired
+        raise
     finally:  # not in a function: an interrupt at its start would leave the lock held
-        _driving = False
-        _lock.release()
+        if began:
+            _driving = False
+            _lock.release()
 
 
 def progress() -> None:
     """Advance all operations in flight, unless another thread is doing so."""
     global _driving
-    if not _active or not _begin_driving():
+    began = False
+    if not _active or _is_own():
         return
     try:
-        for operation in [operation for operation in tuple(_active) if operation.step()]:
+        began = _begin_driving()
+        for operation in [operation for operation in tuple(_active) if operation.step()] if began else ():
             remove(operation)
+    except BaseException:
+        began = began or _is_own()
+        raise
     finally:  # see advance_alone
-        _driving = False
-        _lock.release()
+        if began:
+            _driving = False
+            _lock.release()
 
 
 def _begin_driving() -> bool:

@@ -171,3 +171,15 @@ def test_another_type_is_an_error_where_calls_are_compared(monkeypatch: pytest.M
     comm.Igatherv(np.ones(1), [whole, [1] * size] if comm.rank == 0 else None).Wait()
     assert comm.rank or (whole == 1).all()
     plain.Free()
+
+
+def test_a_refusal_is_heard_at_once_after_calls_that_compiled_code_has_numbered(comm: Intracomm) -> None:
+    if comm.size < 2:
+        pytest.skip("one rank")
+    whole = [np.zeros(comm.size), [1] * comm.size] if comm.rank == 0 else None
+    for _ in range(3):
+        comm.Igatherv(np.ones(1), whole).Wait()
+    with pytest.raises((TypeError, RemoteError)) as raised:
+        comm.Igatherv("nothing" if comm.rank == 1 else np.ones(1), whole).Wait()
+        comm.Barrier()
+    assert isinstance(raised.value, RemoteError) == (comm.rank != 1)
