@@ -179,7 +179,11 @@ def test_a_refusal_is_heard_at_once_after_calls_that_compiled_code_has_numbered(
     whole = [np.zeros(comm.size), [1] * comm.size] if comm.rank == 0 else None
     for _ in range(3):
         comm.Igatherv(np.ones(1), whole).Wait()
-    with pytest.raises((TypeError, RemoteError)) as raised:
+
+    def calls() -> None:
         comm.Igatherv("nothing" if comm.rank == 1 else np.ones(1), whole).Wait()
         comm.Barrier()
+
+    with pytest.raises((TypeError, RemoteError)) as raised:
+        calls()
     assert isinstance(raised.value, RemoteError) == (comm.rank != 1)
