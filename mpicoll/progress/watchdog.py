@@ -211,7 +211,7 @@ class Watchdog:
     def _take_in(self, source: int, news: dict[str, Any]) -> None:
         number, text = int(news["number"]), str(news["text"])
         if news["kind"] == "waiting":
-            nonblocking = bool(news["nonblocking"])
+            nonblocking = bool(news.get("nonblocking"))
             self._reports[source] = Report(number, int(news["code"]), text, str(news["progress"]), nonblocking)
         elif news["kind"] == "refused":
             self._refusals.setdefault(number, {})[source] = f"{self._named([source])} {text}"
