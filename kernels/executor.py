@@ -34,8 +34,7 @@ SC18; chunks reduced by their owners: Rabenseifner's algorithm with loads and st
 
 Plans of messages, which have no records, are executed here too; their instructions are in `messages`. Plans that
 consist of such plans are executed by `composition`. Withdrawal from an operation is in `withdrawal`.
-`tests/kernels/test_every_interleaving.py` runs this module, with the plans of shared memory, on simulated memory, and
-proves them free of races.
+`tests/kernels/test_every_interleaving.py` proves this module, with the plans of shared memory, free of races.
 """
 
 from .atomics import call_row, load
@@ -304,8 +303,10 @@ def begin(job):
 
 @helper
 def _resume(job):
-    """Resume an operation; DONE if it has ended: a signal may have kept its caller from taking note."""
-    return progress(job, 0) if get(job, STATE) != IDLE else DONE
+    """Resume an operation; its last status if it has ended, which a signal may have kept from its caller."""
+    if get(job, STATE) != IDLE:
+        return progress(job, 0)
+    return FALLBACK if load(get(job, ROW)) == RESOLVE else DONE
 
 
 @kernel_for("int64")
