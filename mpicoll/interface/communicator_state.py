@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from mpicoll.collectives import select, tuning_table
@@ -71,3 +72,11 @@ class SetUpAttribute:
 
     def __get__(self, comm: Any, owner: type | None = None) -> Any:
         return self if comm is None else comm._set_up_late(self._name)
+
+
+def with_subclasses(cls: type) -> Iterator[type]:
+    """Yield a class, and all classes that are derived from it."""
+    yield cls
+    subclasses: list[type] = cls.__subclasses__()
+    for other in subclasses:
+        yield from with_subclasses(other)

@@ -7,10 +7,11 @@ handlers before, so that all of them make these collectives by the library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import FunctionType
 
 from mpi4py import MPI
+
+from mpicoll.interface.communicator_state import with_subclasses
 
 _KEPT = frozenset({"Free"})
 """Methods that are ours to the end: what a communicator has cached is freed with it."""
@@ -19,9 +20,9 @@ _PACKAGE = __package__.partition(".")[0]
 
 def leave_to_library(communicator: type[MPI.Intracomm]) -> None:
     """Remove the methods that have the names of mpi4py's from a class of communicators, its bases and subclasses."""
-    for cls in {each for sub in _with_subclasses(communicator) for each in sub.__mro__ if _is_ours(each)}:
+    for cls in {each for sub in with_subclasses(communicator) for each in sub.__mro__ if _is_ours(each)}:
         for name, value in list(vars(cls).items()):
-            if isinstance(value, FunctionType) and name not in _KEPT and _is_collective(name):
+            if isinstance(value, FunctionType) and name not in _KEPT and _is_of_mpi4py(name):
                 delattr(cls, name)
 
 
@@ -29,12 +30,5 @@ def _is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == _PACKAGE
 
 
-def _is_collective(name: str) -> bool:
+def _is_of_mpi4py(name: str) -> bool:
     return not name.startswith("_") and any(hasattr(kind, name) for kind in (MPI.Intracomm, MPI.Topocomm))
-
-
-def _with_subclasses(cls: type) -> Iterator[type]:
-    yield cls
-    subclasses: list[type] = cls.__subclasses__()
-    for other in subclasses:
-        yield from _with_subclasses(other)

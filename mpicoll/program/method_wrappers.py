@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.collectives.select import NATIVE
+from mpicoll.interface.communicator_state import with_subclasses
 from mpicoll.program.call_arguments import NAMES, OBJECTS, Signature, ordered
 from mpicoll.program.call_recorder import STREAM, CallRecorder, Stream, clock
 
@@ -165,7 +166,7 @@ def wrap_classes(recorder: CallRecorder) -> None:
     comm.Intracomm.__init__ = make  # type: ignore[method-assign]
     mixed = request_lists.MixedRequests
     mixed.until = waiting_for_several(mixed.until, recorder)  # type: ignore[method-assign]
-    for cls in _with_subclasses(requests.Request):
+    for cls in with_subclasses(requests.Request):
         for name in WAITS:
             if name in vars(cls):
                 setattr(cls, name, waiting(vars(cls)[name], recorder))
@@ -204,13 +205,6 @@ def noting(
     if name in OBJECTS or NAMES[name] == name:
         return timed(method, name, recorder)
     return starting(method, name, recorder, wrap)
-
-
-def _with_subclasses(cls: type) -> Iterator[type]:
-    yield cls
-    subclasses: list[type] = cls.__subclasses__()
-    for other in subclasses:
-        yield from _with_subclasses(other)
 
 
 def _transport(comm: Any, signature: Signature) -> str:
