@@ -14,11 +14,11 @@ _NAMES = ("ENTER", "STARTED", "MEET", "RESOLVE", "AT_WORK", "DONE", "WAIT_DONE",
 _INSTRUCTIONS = {getattr(words, name): name for name in _NAMES}
 _MEANINGS = {
     words.STARTED: "publish the record, and what was copied",
-    words.RESOLVE: "find out how each published buffer is accessed",
     words.DONE: "publish that this rank's part is done",
     words.SEGMENTS: "the same with the next segment, if the vector passes through stages",
     words.END: "",
 }
+_RESOLVED = {0: "each published buffer", words.INPUTS: "the sendbuf", words.OUTPUTS: "the recvbuf"}
 _OF_PARTS = {
     ("gather", False): {
         words.OFFER_PARTS: "write place and length of the own part to the record; copy it to the slot if it fits",
@@ -148,6 +148,8 @@ def _operands(row: Row, own: int) -> str:
     what, first = row[words.OPERATION], row[words.FIRST]
     if what in _MEANINGS:
         return _MEANINGS[what]
+    if what == words.RESOLVE:
+        return f"find out how {_RESOLVED[first]} is accessed"
     if what == words.ENTER:
         shown = "call and addresses" if first == 1 else "call"
         before = "the operation" if first == 1 else "an operation"
