@@ -99,6 +99,7 @@ class NonblockingVectorCalls:
     def __init__(self, scope: CallContext, table: int) -> None:
         self._size, self._rank = scope.channel.size, scope.channel.rank
         self._scope, self._table = scope, table if self._size > 1 else 0
+        self._dispatch = scope.channel.dispatch
         self._quick: dict[tuple[str, int, int], _Described | None] = {}  # by collective, root and what was checked
         self._known: dict[tuple[Any, bool], _Extent | None] = {}  # by specification, and whether it is written
         self._described: dict[Any, Signature] = {}
@@ -139,11 +140,11 @@ class NonblockingVectorCalls:
             described = self._quick[key] = self._describe(collective, root, code)
         if described is None:
             return None
-        before, number = self._scope.channel.dispatch.number, 0
+        before, number = self._dispatch.number, 0
         try:
             number = number_call.run(self._table, described.number)
         except BaseException as error:  # of a signal handler, as soon as compiled code has numbered the call
-            if self._scope.channel.dispatch.number > before:
+            if self._dispatch.number > before:
                 self._scope.channel.refuse_entered(before + 1, error)
             raise
         if number == 0:
@@ -186,9 +187,9 @@ class NonblockingVectorCalls:
             blocks = _as_blocks(array, extent)
         own = [part, _datatype(part.dtype)]
         ends = (own, blocks) if gathers else (blocks, own)
-        operation = self._operation(made.collective, (*ends, made.root), part.dtype, part.size > 0, f"root={made.root}")
-        operation.lengths = self._rooted_lengths(made, part, None if blocks is None else blocks[1][0])
-        return operation
+        lengths = self._rooted_lengths(made, part, None if blocks is None else blocks[1][0])
+        arguments = (*ends, made.root)
+        return self._operation(made.collective, arguments, part.dtype, part.size > 0, lengths, f"root={made.root}")
 
     def _rooted_lengths(self, made: CallArguments, part: np.ndarray, counts: Sequence[int] | None) -> PairLengths:
         """Return the lengths of what is sent and expected; `counts` are the root's, None on other ranks."""
@@ -201,27 +202,30 @@ class NonblockingVectorCalls:
         if into is None:
             return None
         if in_place(sendbuf):
-            blocks = _as_blocks(target, into)
-            operation = self._operation("alltoallv", (MPI.IN_PLACE, blocks), target.dtype, into.stop > 0)
-            operation.lengths = _lengths(into, into, target.itemsize)
-            return operation
+            lengths, blocks = _lengths(into, into, target.itemsize), _as_blocks(target, into)
+            return self._operation("alltoallv", (MPI.IN_PLACE, blocks), target.dtype, into.stop > 0, lengths)
         source, out = self._extent(sendbuf, written=False)
         if out is None or out.counts[self._rank] != into.counts[self._rank] or source.dtype != target.dtype:
             return None
         if _meet(source, target):
             return None
+        known, lengths = into.stop > 0 or out.stop > 0, _lengths(out, into, target.itemsize)
         arguments = _as_blocks(source, out), _as_blocks(target, into)
-        operation = self._operation("alltoallv", arguments, target.dtype, into.stop > 0 or out.stop > 0)
-        operation.lengths = _lengths(out, into, target.itemsize)
-        return operation
+        return self._operation("alltoallv", arguments, target.dtype, known, lengths)
 
     def _operation(
-        self, collective: str, arguments: Arguments, dtype: np.dtype, known: bool, *parts: str
+        self,
+        collective: str,
+        arguments: Arguments,
+        dtype: np.dtype,
+        known: bool,
+        lengths: PairLengths,
+        *parts: str,
     ) -> NativeOperation:
         """Return the operation; `known` if this rank has elements, and so knows the type of all ranks' elements."""
         described = self._signature(collective, dtype, known, *parts)
-        title = collective.capitalize()
-        return NativeOperation(self._scope.channel, collective, title, arguments, False, described=described)
+        title, channel = collective.capitalize(), self._scope.channel
+        return NativeOperation(channel, collective, title, arguments, False, described=described, lengths=lengths)
 
     def _signature(self, collective: str, dtype: np.dtype, known: bool, *parts: str) -> Signature:
         """Return the signature of a call; see :meth:`_operation`."""

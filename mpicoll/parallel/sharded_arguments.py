@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.compression import compressor
-from mpicoll.errors import MismatchError
+from mpicoll.errors import MismatchError, named_ranks
 from mpicoll.models.layers import Shape
 from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
 from mpicoll.parallel.compressed_chunks import refusal
@@ -113,9 +113,8 @@ def agreed_samples(comm: MPI.Intracomm, calls: bytes, samples: float) -> float:
     digests = [row.tobytes() for row in table["calls"]]
     common = max(digests, key=digests.count)
     if differing := [rank for rank, each in enumerate(digests) if each != common]:
-        ranks = ", ".join(map(str, differing))
-        raise MismatchError(f"{NAME}: rank {ranks} has gathered or completed other units in this step than the other "
-                            "ranks, in another order, or has another lr")  # fmt: skip
+        raise MismatchError(f"{NAME}: units gathered or completed in this step, their order, or lr on "
+                            f"{named_ranks(differing)} differ from those of the other ranks")  # fmt: skip
     total = math.fsum(table["samples"].tolist())
     if not total:
         raise ValueError("samples: 0 on every rank")

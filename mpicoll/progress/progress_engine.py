@@ -36,9 +36,9 @@ _SEVERAL = -1
 _caller = 0
 """The thread that has asked whether it may sleep; 0: none has."""
 _lock = threading.RLock()
+"""Held by the thread that advances operations; these, and signal handlers, may start operations meanwhile."""
 _is_own: Callable[[], bool] = _lock._is_owned  # type: ignore[attr-defined]
 """Returns whether this thread holds the lock."""
-"""Held by the thread that advances operations; these, and signal handlers, may start operations meanwhile."""
 _driving = False
 _turns = 0
 _thread: ProgressThread | None = None
