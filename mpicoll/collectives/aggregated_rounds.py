@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mpicoll.communicator.channel import Channel
     from mpicoll.messages.lowering import Phase
 
+Keys = Callable[[], Key]
 _VALUES = np.dtype(np.float32)
 
 
@@ -42,8 +43,8 @@ class AggregatedAllreduce:
         The input and the memory for the sum; may be the same.
     allocate
         ``allocate(count, dtype)`` returns working memory.
-    numbers
-        Returns the number of the operation that starts now, equal on all ranks, each number once.
+    keys
+        Returns the key of the operation that starts now; see :func:`operation_keys`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class AggregatedAllreduce:
         y: np.ndarray,
         allocate: Allocate,
         *,
-        numbers: Callable[[], int],
+        keys: Keys,
     ) -> None:
         self._feedback = compression if isinstance(compression, ErrorFeedback) else None
         compressor = compression.compressor if isinstance(compression, ErrorFeedback) else compression
@@ -66,7 +67,7 @@ class AggregatedAllreduce:
         self._vectors = [allocate(each.count, each.carrier) for each in self._rounds]
         self._session = compressor.session(x.size, channel.size, self._vectors)
         self._own = allocate(x.size if self._feedback else 0, _VALUES)
-        self._number = numbers
+        self._next_key = keys
 
     def stages(self) -> tuple[Phase, ...]:
         """Return the phases of a plan."""
@@ -89,8 +90,7 @@ class AggregatedAllreduce:
     def _begin(self) -> None:
         feedback = self._feedback
         self._given = self._x if feedback is None else feedback.begin(self._x)
-        key = Key(self._channel.random_seed, self._channel.identity, self._number())
-        self._session.begin(key, {} if feedback is None else feedback.memory)
+        self._session.begin(self._next_key(), {} if feedback is None else feedback.memory)
 
     def _fill(self, number: int) -> None:
         self._session.fill(number, self._given)
@@ -104,18 +104,25 @@ class AggregatedAllreduce:
             self._feedback.end()
 
 
-def operation_numbers(channel: Channel, persistent: bool) -> Callable[[], int]:
-    """Return a function that numbers the operation that starts now: equally on all ranks, each number once.
+def operation_keys(channel: Channel, *, apart: bool) -> Keys:
+    """Return a function that makes the key of the operation that starts now.
 
-    Ranks may start persistent operations in any order, so that each of these counts its own starts.
+    Seed and step are equal on all ranks, and no two operations have both in common. See also
+    :func:`mpicoll.communicator.random_choices.begin_anew`.
+
+    Parameters
+    ----------
+    apart
+        True for nonblocking and persistent operations, which ranks may start later, in any order: each has the number
+        of the collective that made it, and counts its own starts.
     """
-    if not persistent:
-        return lambda: channel.dispatch.number
-    first, starts = channel.dispatch.number, 0
+    if not apart:
+        return lambda: Key(channel.random_seed, channel.identity, channel.dispatch.number - channel.numbered_from)
+    made, starts = Key(channel.random_seed, channel.identity, channel.dispatch.number - channel.numbered_from), 0
 
-    def step() -> int:
+    def next_key() -> Key:
         nonlocal starts
         starts += 1
-        return first + (starts << 32)
+        return made._replace(step=made.step + (starts << 32))
 
-    return step
+    return next_key

@@ -11,7 +11,7 @@ import numpy as np
 from mpicoll.buffers.flat_buffer import Buffer, view_at
 from mpicoll.buffers.reduction_ops import Reducer
 from mpicoll.communicator.channel import Channel
-from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.compression import Compressor, ErrorFeedback, Key
 from mpicoll.kernels import reduce as kernels
 from mpicoll.messages.call_agreement import PairLengths
 from mpicoll.progress.call_signature import Signature
@@ -82,8 +82,8 @@ class CheckedArguments:
     """Whether it is a persistent operation, which ranks may start in different orders."""
     is_part: bool = False
     """Whether it is a part of another operation, whose plan starts this one's."""
-    numbers: Callable[[], int] | None = None
-    """Returns the number of the operation that starts now, equal on all ranks; None for that of the communicator."""
+    keys: Callable[[], Key] | None = None
+    """Returns the key of random choices of the operation that starts now; None for that of the communicator."""
     kept: Any = None
     """Memory that must live as long as these arguments."""
 

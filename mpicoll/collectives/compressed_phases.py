@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpicoll.collectives import compressed, ok_topk, select
-from mpicoll.collectives.aggregated_rounds import AggregatedAllreduce, operation_numbers
+from mpicoll.collectives.aggregated_rounds import AggregatedAllreduce, operation_keys
 from mpicoll.collectives.checked_arguments import CheckedArguments
 from mpicoll.collectives.sparse_allreduce import SparseAllreduce
 from mpicoll.collectives.two_shot import TwoShot
@@ -30,8 +30,8 @@ def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Alloc
         if isinstance(made, OkTopk):
             return ok_topk.stages(channel, made, feedback, x, y, allocate)
         return SparseAllreduce(channel, made, feedback, x, y, allocate).stages()
-    numbers = task.numbers or operation_numbers(channel, task.persistent)
-    summed = AggregatedAllreduce(channel, compression, task.algorithm, x, y, allocate, numbers=numbers)
+    keys = task.keys or operation_keys(channel, apart=task.persistent)
+    summed = AggregatedAllreduce(channel, compression, task.algorithm, x, y, allocate, keys=keys)
     return summed.stages()
 
 

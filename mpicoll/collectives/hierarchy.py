@@ -23,13 +23,12 @@ another one is on the network::
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 from mpicoll.buffers.flat_buffer import Buffer
 from mpicoll.collectives import compressed, select
-from mpicoll.collectives.aggregated_rounds import operation_numbers
+from mpicoll.collectives.aggregated_rounds import Keys, operation_keys
 from mpicoll.collectives.binding import Allocate
 from mpicoll.collectives.checked_arguments import CheckedArguments, VectorPart
 from mpicoll.collectives.composed_plan import ComposedPlan, MessagePart, PlanPart, SharedPart
@@ -37,6 +36,7 @@ from mpicoll.collectives.hierarchy_parts import BoundArguments, NodeParts, Segme
 from mpicoll.collectives.node_jobs import node_job, nonblocking_lane, persistent_node_job
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.communicator.channel import Channel
+from mpicoll.compression import Key
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import free_lane
 from mpicoll.messages.p2p import Plan
@@ -46,8 +46,8 @@ from mpicoll.shared_memory.domain_memory import PLAN_LANES
 
 _MOST_KEPT_NBYTES = 8 << 20
 """In bytes. Plans for longer vectors are not kept if they need memory of their own."""
-_SEGMENT_NUMBERS = 16
-"""Numbers of random choices for the segments of one operation."""
+_SEGMENT_KEYS = 16
+"""Keys of random choices for the segments of one operation."""
 
 
 @dataclass
@@ -167,7 +167,7 @@ class _Composition:
             self._job = persistent_node_job(node, self.plan, task.node_lane)
         self._memory = BoundArguments(task, not task.persistent and task.nbytes <= STAGED_NBYTES, allocate)
         # Ranks may start persistent operations in any order, and parts of nonblocking ones start at any time.
-        self._numbers = operation_numbers(task.channel, tag_slot != 0)
+        self._next_key = operation_keys(task.channel, apart=tag_slot != 0)
         self._parts: dict[Part, PlanPart] = {}
         self._node_parts = NodeParts(task, self._room) if task.collective in select.BY_PARTS else None
         self._segments = [] if self._node_parts or task.collective == "barrier" else self._cut()
@@ -272,7 +272,7 @@ class _Composition:
         result = own if part.collective == "allreduce" or at_root == (part.collective == "reduce") else None
         facts: dict[str, Any] = {"source": share} if part.collective == "reduce" and not at_root else {"target": share}
         if vector.compression is not None:
-            facts.update(compression=self._lane.compression(vector), numbers=self._numbers_of(vector))
+            facts.update(compression=self._lane.compression(vector), keys=self._keys_of(vector))
         return self._operation(part, end - begin, given, result, root=root, **facts)
 
     def _block_on_lane(self, parts: NodeParts, part: Part) -> CheckedOperation:
@@ -284,9 +284,14 @@ class _Composition:
             return self._operation(part, parts.room.count, own, everything, target=parts.room, counts=parts.lane)
         return self._operation(part, parts.room.count, everything, own, source=parts.room, counts=parts.lane)
 
-    def _numbers_of(self, segment: Segment) -> Callable[[], int]:
-        """Return the function that numbers random choices of a segment."""
-        return lambda: _SEGMENT_NUMBERS * self._numbers() + segment.number
+    def _keys_of(self, segment: Segment) -> Keys:
+        """Return the function that makes the keys of a segment."""
+
+        def next_key() -> Key:
+            key = self._next_key()
+            return key._replace(step=_SEGMENT_KEYS * key.step + segment.number)
+
+        return next_key
 
     def _operation(
         self, part: Part, count: int, given: VectorPart | None, result: VectorPart | None, **facts: Any

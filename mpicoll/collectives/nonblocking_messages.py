@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 
-from mpicoll.collectives.aggregated_rounds import operation_numbers
+from mpicoll.collectives.aggregated_rounds import operation_keys
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.collectives.requests import Request
 from mpicoll.communicator.channel import Channel
@@ -206,7 +206,7 @@ def _plan_for(task: CheckedOperation, signature: Signature) -> tuple[KeptPlan, i
     if task.compression is not None or task.uneven or task.nbytes > _MOST_NBYTES or not signature.is_complete:
         slot = channel.tags.next_slot()
         if task.compression is not None:  # it may start later than other calls, in another order on other ranks
-            task.numbers = operation_numbers(channel, True)
+            task.keys = operation_keys(channel, apart=True)
         return KeptPlan(task.plan(slot, fresh_memory), task.nbytes, dropped=True), slot
     if kept is None:
         kept = channel.nonblocking_plans = NonblockingPlans(channel.tags.kept_slots)

@@ -81,8 +81,8 @@ class Channel:
         The division into nodes, if there are several and one of them has several ranks; else None.
     dispatch
         The dispatch table of compiled calls. It also numbers the collectives, equally on all ranks.
-    identity, random_seed
-        For keys of random choices: this rank's number in COMM_WORLD, and a number that is the same on all ranks.
+    identity, random_seed, numbered_from
+        For keys of random choices: this rank's number in COMM_WORLD; a number for all ranks, and calls before it.
     compression_counter
         Number of operations that have compressed their messages, int64 of shape (1,), which compiled code counts too.
     sent_nbytes
@@ -140,7 +140,7 @@ class Channel:
         self.agreed: set[int] = set()
         self.broken: str | None = None
         self.refusal: int | None = None
-        self.identity, self.random_seed = int(WORLD.rank), 0
+        self.identity, self.random_seed, self.numbered_from = int(WORLD.rank), 0, 0
         self.compression_counter = np.zeros(1, np.int64)
         self.sent_nbytes = 0
         self.rules: Any = None
@@ -156,8 +156,7 @@ class Channel:
         self._plans: dict[Hashable, Any] = {}
         self._read_news_at, self._unused_at, self.is_lent = NEWS_EVERY, 0, False
         self.origin: Origin | None = None
-        self.spares = SpareChannels()
-        self.handles = CommunicatorObjects()
+        self.spares, self.handles = SpareChannels(), CommunicatorObjects()
         self.state: dict[str, Any] = {}
         live_channels.add(self)
 
@@ -325,6 +324,7 @@ class Channel:
         """Give the counters the values that they have on a new channel; calls go on being numbered."""
         self.broken = None
         self.compression_counter[0] = self.sent_nbytes = self.random_seed = 0
+        self.numbered_from = self.dispatch.number
         if is_used:
             self.working_memory = WorkingMemory()
             self.dispatch.sent_nbytes_word[0] = 0

@@ -1,19 +1,21 @@
-"""Random choices of compressors in a run that continues: others than those that the run has made before."""
+"""Random choices of compressors that belong to a step, whatever collectives a run has made before it."""
 
 from __future__ import annotations
 
 from mpicoll.communicator.channel import Channel
 
 _OPERATIONS = 32
-"""Bits for the number of an operation; those above them tell runs that continue from each other."""
+"""Bits for the number of an operation; those above them tell steps from each other."""
 
 
 def begin_anew(channel: Channel, number: int) -> None:
     """Let the next operations draw random numbers that belong to `number`, the same on all ranks; not collective.
 
-    Without this a program that continues from a checkpoint would repeat the choices of its first operations.
+    A program that calls this before each step makes the same choices in a step after it has continued from a
+    checkpoint, and whether or not it makes other collectives between the steps.
     """
     parts = (channel.cluster.node, channel.cluster.lane) if channel.cluster is not None else ()
     for each in (channel, *parts):
         if each is not None:
             each.random_seed, each.compressed = number, number << _OPERATIONS
+            each.numbered_from = each.dispatch.number

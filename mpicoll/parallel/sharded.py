@@ -143,8 +143,8 @@ class Sharded:
     def updates(self, updates: int) -> None:
         self._applied[0] = updates
 
-    def resume_after(self, step: int) -> None:
-        """Count the updates of `step` steps, from which keys of compressors come, if a checkpoint has not told them."""
+    def begin_step(self, step: int) -> None:
+        """See :class:`~mpicoll.parallel.strategy.Strategy`; keys of compressors come from the number of updates."""
         if not self._optimizers[0].depends_on_steps:
             self._applied[0] = step
 

@@ -56,6 +56,9 @@ class Strategy(ParameterStore, Protocol):
     the data-parallel ranks.
     """
 
+    def begin_step(self, step: int) -> None:
+        """Begin step number `step` of the run, to which the random choices of compressors belong; not collective."""
+
     def fetch(self) -> None:
         """Read the newest parameters for the next step, if other ranks change them."""
 
@@ -129,9 +132,6 @@ class SynchronousStrategy(Strategy, Protocol):
     def clear_residuals(self) -> None:
         """Clear the residuals."""
 
-    def resume_after(self, step: int) -> None:
-        """Continue after `step` steps of an earlier run: compressors do not repeat the random choices of that."""
-
 
 def optimizer_for(config: TrainConfig, parameters: np.ndarray, spans: Sequence[ParameterSpan]) -> Optimizer:
     """Return the optimizer of the options for a vector of parameters that consists of `spans`."""
@@ -192,8 +192,8 @@ class FlatVectorStrategy:
     def fetch(self) -> None:
         """Do nothing: no other rank changes the parameters."""
 
-    def resume_after(self, step: int) -> None:
-        """See :class:`SynchronousStrategy`."""
+    def begin_step(self, step: int) -> None:
+        """See :class:`Strategy`."""
         if isinstance(self.sync.comm, Intracomm):
             begin_anew(self.sync.comm.channel, step)
 

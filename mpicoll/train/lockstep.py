@@ -63,12 +63,10 @@ class Lockstep:
         if self._balance is not None:
             self._balance.load(found.facts.get("shares"))
         self.first = self.done = self.applied = found.step
-        self.strategy.resume_after(found.step)
 
     def start_after(self, epochs: int) -> None:
         """Begin with the step after so many epochs, without their records; the strategy has its state already."""
         self.first = self.done = self.applied = epochs * self.step_plan.steps_per_epoch
-        self.strategy.resume_after(self.first)
 
     def take_over(self, before: Lockstep, steps: int, records: Sequence[StepRecord]) -> None:
         """Go on after `steps` steps of a run on more ranks; the strategy has its state already."""

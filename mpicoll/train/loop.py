@@ -226,6 +226,7 @@ class Loop:
             indices, count = self.step_plan.samples(step, share.parts, share.part)
             parts = self._reader.parts(indices, share)
         with self._computing():
+            strategy.begin_step(step)
             strategy.fetch()
             compress = step >= self._config.warmup_dense
             loss, correct = self._engine.gradients(strategy, parts, 1 / count, compress=compress)

@@ -55,6 +55,9 @@ class AsynchronousStrategy(Replica):
         if not self.is_left:  # the last model is evaluated when nobody listens any more
             self.exchange.beat()
 
+    def begin_step(self, step: int) -> None:
+        """Do nothing: compressors count the gradients that this rank has sent."""
+
     def fetch(self) -> None:
         """Bring the replica up to date for the next step."""
         with self._waiting("pull"):
