@@ -83,6 +83,8 @@ class Coordination(Protocol):
         True if callbacks are called on this rank while steps are taken.
     together
         True while all ranks are at the same place, so that collectives are allowed between two steps.
+    averages_at_end
+        True if `finish` averages the ranks' replicas, so that the state is final only then.
     stopped
         True if the run ended early because some rank was asked to stop.
     records
@@ -97,6 +99,7 @@ class Coordination(Protocol):
     shares_per_step: int
     attends: bool
     together: bool
+    averages_at_end: bool
     stopped: bool
     anew: str | None
 

@@ -32,7 +32,7 @@ class Lockstep:
         Steps whose update this rank has applied.
     """
 
-    shares_per_step, attends, together = 1, True, True
+    shares_per_step, attends, together, averages_at_end = 1, True, True, False
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import tracing
+from mpicoll.consensus import all_succeed
 from mpicoll.data.datasets import Dataset, Samples
 from mpicoll.errors import NonFiniteLoss, TrainingError
 from mpicoll.models.micro_batches import StepExecutor
@@ -50,7 +51,7 @@ class LoopCallback:
         """Called after `on_step` and `on_epoch`: no operation is in flight on this rank, so its state may be saved."""
 
     def at_end(self, loop: Loop, done: int) -> None:
-        """Called after the last step or a stop, before the ranks finish; not after a failure."""
+        """Called after the last step or a stop, when the state is final; not after a failure."""
 
 
 class RunStart(NamedTuple):
@@ -115,6 +116,11 @@ class Loop:
         self.resumed_after = self.first_step
 
     @property
+    def steps(self) -> int:
+        """Steps of the run that are known to be taken, those before a checkpoint included."""
+        return self.coordination.done // self.coordination.shares_per_step
+
+    @property
     def start(self) -> RunStart:
         """Facts of the start of the run."""
         return RunStart(self._first_epoch, self.resumed_after, self.seconds_to_first_step)
@@ -169,6 +175,8 @@ class Loop:
             self.close()
         self.epochs = coordination.finish(self.epochs)
         self._note_epochs(coordination.done)
+        if coordination.averages_at_end:
+            all_succeed(self._mesh.world, lambda: self._call_at_end(coordination.done))
 
     def close(self) -> None:
         """End the thread that makes batches ahead, if there is one; :meth:`train` does so itself."""
@@ -188,7 +196,11 @@ class Loop:
             self._attend(done)
         else:  # the last epochs are evaluated with the model that all workers have in the end
             self._report(done)
-        for callback in self._callbacks:
+        if not self.coordination.averages_at_end:
+            self._call_at_end(done)
+
+    def _call_at_end(self, done: int) -> None:
+        for callback in self._callbacks if self.coordination.attends else ():
             callback.at_end(self, done)
 
     def _attend(self, done: int) -> None:
@@ -291,7 +303,7 @@ class Loop:
         with self.clock.spent_on("evaluation"):
             loss, correct = (self._test_sums(samples) / samples.count).tolist()
         if not math.isfinite(loss):
-            raise NonFiniteLoss(f"the loss over the test samples became {loss} after {len(self.records)} steps")
+            raise NonFiniteLoss(f"the loss over the test samples became {loss} after {self.steps} steps")
         return loss, correct if self._config.counts_hits else None
 
     def _test_sums(self, samples: Samples) -> np.ndarray:

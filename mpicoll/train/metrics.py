@@ -61,7 +61,8 @@ class EpochRecord(NamedTuple):
     steps
         Steps of the run so far, those before a checkpoint included.
     train_loss, train_accuracy
-        Means over the epoch's samples, each computed in its own step; None if this rank knows none of the steps.
+        Means over the epoch's samples, each computed in its own step; in an asynchronous run that has resumed, over
+        those since then. None if this rank knows none of the steps.
     test_loss, test_accuracy
         Means over the test samples after the epoch; None if they were not evaluated. Both accuracies are None for
         tasks whose predictions are not correct or wrong; the loss of language modelling is in nats per byte.

@@ -37,7 +37,7 @@ class AllToAllExchange:
     gradients in different orders, and differ by those in flight. At the end they are averaged.
     """
 
-    has_result = True
+    has_result = averages_at_end = True
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._comm, self._replica = comm, replica
@@ -184,7 +184,7 @@ class GossipExchange:
     product with the weight: those of a rank that sends more often than it receives would be too large.)
     """
 
-    has_result = True
+    has_result = averages_at_end = True
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._comm, self._replica, self._size = comm, replica, comm.Get_size()

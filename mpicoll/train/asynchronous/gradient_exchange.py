@@ -30,10 +30,13 @@ class Exchange(Protocol):
         of them are left out, or if the update does not depend on their length.
     has_result
         True after :meth:`finish` on ranks whose replica is the final model.
+    averages_at_end
+        True if :meth:`finish` averages replicas, so that :meth:`state` is final only then, also after :meth:`close`.
     """
 
     scale: float
     has_result: bool
+    averages_at_end: bool
 
     def before(self) -> None:
         """Update the replica for the next step; may wait, depending on the mode.

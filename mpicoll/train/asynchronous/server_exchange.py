@@ -27,7 +27,7 @@ class ServerExchange:
     :class:`~mpicoll.train.asynchronous.placed_optimizer.PlacedOptimizer`.
     """
 
-    has_result = False
+    has_result = averages_at_end = False
 
     def __init__(self, config: TrainConfig, comm: MPI.Intracomm, replica: np.ndarray, state: State | None) -> None:
         self._replica, self._direct = replica, config.push == "direct"

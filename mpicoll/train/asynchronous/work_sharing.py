@@ -48,6 +48,7 @@ class WorkSharing:
         resumed: ResumedState,
     ) -> None:  # fmt: skip
         self._comm, self._strategy, self.step_plan = comm, strategy, step_plan
+        self.averages_at_end = strategy.exchange.averages_at_end
         self._rank, workers = comm.Get_rank(), comm.Get_size() - config.servers
         self._is_worker, self.attends, self.together = self._rank < workers, self._rank == 0, False
         self.shares_per_step, self._total = workers, step_plan.total_steps * workers
@@ -161,9 +162,10 @@ class WorkSharing:
     def state(self, done: int) -> SavedState | None:
         """Return the exchange's state without stopping the other ranks.
 
-        None if the run has failed, or if no gradient of it has been applied yet, as where the chief was slow to begin.
+        None if the run has failed, which is known until `finish`, or if no gradient of it has been applied yet, as
+        where the chief was slow to begin.
         """
-        if self._counter.is_failed():
+        if not self.together and self._counter.is_failed():
             return None
         state, shares = self._strategy.exchange.state()
         number = done if shares is None else self.first + shares

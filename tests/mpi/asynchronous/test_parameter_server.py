@@ -681,6 +681,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"backup": 1, "staleness": 3}, "backup"),
     ({"backup": 99, "staleness": 0}, "backup"),
     ({"damping": True, "push": "direct"}, "damping"),
+    ({"damping": True, "staleness": 0}, "damping"),
     ({"state": {"parameters": np.zeros(9, np.float32)}}, "state"),
     ({"state": 7}, "state"),
     ({"compression": "nothing"}, "compression"),

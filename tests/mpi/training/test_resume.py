@@ -397,6 +397,23 @@ def test_nothing_is_saved_once_a_rank_has_seen_nan(
     assert not list((shared_folder / "run").glob("step-*"))
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("options", ASYNCHRONOUS, ids=lambda each: name_of((each, {})))
+def test_the_last_checkpoint_is_the_model_of_the_result(
+    comm: Intracomm, shared_folder: Path, options: Options, background: bool
+) -> None:
+    """Replicas that differ are averaged before it is written; resuming changes nothing more."""
+    more = {**options, "quiet": True, "checkpoint_every": 1000, "background_checkpoints": background}
+    config = configured(shared_folder, more, comm.size)
+    result = run(config, comm)
+    wait_politely(comm)
+    saved = open_checkpoint(shared_folder / "run", MPI.COMM_SELF).read("parameters")
+    assert hashlib.sha256(saved.tobytes()).hexdigest() == result["parameters_sha256"]
+    again = run(replace(config, resume="yes"), comm)
+    assert again["parameters_sha256"] == result["parameters_sha256"]
+    assert [each["test_loss"] for each in again["epochs"]] == [each["test_loss"] for each in result["epochs"]]
+
+
 def wait_until(done: Callable[[], bool]) -> None:
     """Return when `done` returns True, or after half of the run's timeout."""
     give_up = time.perf_counter() + CONFIG.timeout / 2
