@@ -184,6 +184,8 @@ def checked(
         _check_order(staleness, damping)
     if checked_whole("backup", backup, 0) and staleness != 0:
         raise ValueError(f"backup: {backup} needs staleness=0; other modes do not wait for all workers in each step")
+    if damping and staleness == 0:
+        raise ValueError("damping: True has no meaning with staleness=0, where no gradient is stale")
     if backup >= workers:
         raise ValueError(f"backup: {backup} of {workers} workers leaves none whose gradients count")
     return Settings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
 from mpicoll.train.metrics import EpochRecord, StepRecord
 from mpicoll.train.option_checks import DEFAULTS
+from mpicoll.train.option_types import integer
 from mpicoll.train.options import parse, written
 from mpicoll.train.strategies import STRATEGIES, Strategy
 from mpicoll.train.training_run import Observer, run
@@ -178,7 +180,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         **options: Any,
     ) -> None:
-        self._model = OwnModel(model, options.get("seed", 0))
+        self._model = OwnModel(model, _checked_seed(options.get("seed", 0)))
         check_samples(data, "data")
         if data is None or not len(data):
             raise DataError("data: there are no samples to train on")
@@ -285,6 +287,15 @@ def _config(
         raise UsageError(_in_arguments(str(error))) from None
     dataset, own = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (data, model))
     return replace(config, dataset=dataset, model=own, context=0)
+
+
+def _checked_seed(seed: Any) -> int:
+    """Return the seed, which the model gets before the other options are read."""
+    try:
+        found: int = integer(0)(str(seed))
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"seed: {error}") from None
+    return found
 
 
 def _in_arguments(text: str) -> str:

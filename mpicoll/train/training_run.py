@@ -8,8 +8,9 @@ import platform
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -265,8 +266,13 @@ def _stopping_on_sigterm(loop: Loop) -> Iterator[None]:
 
 def _check_same_config(config: TrainConfig, comm: MPI.Intracomm) -> None:
     """Compare the options of all ranks; those that come wait at most for the timeout for one that does not."""
+    names = [field.name for field in fields(config)]
+    own = np.array([zlib.crc32(repr(getattr(config, name)).encode()) for name in names], np.uint32)
     if differing := differing_ranks(comm, hashlib.sha256(repr(config).encode()).digest()):
-        raise UsageError(f"options of {named_ranks(differing)} differ from those of the other ranks")
+        table = np.empty((comm.Get_size(), own.size), np.uint32)
+        comm.Allgather(own, table)
+        unequal = ", ".join(name for name, column in zip(names, table.T, strict=True) if len(set(column.tolist())) > 1)
+        raise UsageError(f"options of {named_ranks(differing)} differ from those of the other ranks: {unequal}")
 
 
 def _train(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, callbacks: Sequence[LoopCallback]) -> dict[str, Any]:
@@ -289,7 +295,7 @@ def _train(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, callbacks: Sequ
         "communication_share": clock.communication_share,
         "ranks": comm.Get_size(),
         "threads": threads(),
-        "steps": len(loop.records),
+        "steps": loop.steps,
         "total_steps": loop.step_plan.total_steps,
         "stopped": loop.coordination.stopped,
         "resumed_after": loop.resumed_after,
@@ -313,7 +319,7 @@ def _train_loss(loop: Loop) -> float | None:
 def _last_test(loop: Loop) -> tuple[float, float | None] | None:
     """Return loss and accuracy of the final model over the test samples, None without samples. Collective."""
     last = loop.epochs[-1] if loop.epochs else None
-    if last is None or last.steps != len(loop.records) or last.test_loss is None:
+    if last is None or last.steps != loop.steps or last.test_loss is None:
         return loop.evaluate()
     return last.test_loss, last.test_accuracy
 

@@ -154,7 +154,7 @@ def test_ranks_with_different_options_are_named():
     code = "from mpi4py import MPI; arguments = ['--lr', str(MPI.COMM_WORLD.rank // 2 + 1)];"
     done = launch(3, "-c", code + "import sys; from mpicoll.train.__main__ import main; sys.exit(main(arguments))")
     assert done.returncode == 2
-    assert "options of rank 2 differ from those of the other ranks" in only_line(done)
+    assert "options of rank 2 differ from those of the other ranks: lr" in only_line(done)
 
 
 PATCH_STEP = """

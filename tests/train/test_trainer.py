@@ -173,6 +173,7 @@ def test_early_stopping_compares_with_the_last_improvement_and_begins_anew():
             "^damping has no meaning with staleness 0",
         ),
         ({"strategy": LocalSGD(0)}, UsageError, "^sync_every: '0'"),
+        ({"seed": -1}, UsageError, "^seed: '-1' is not a whole number of at least 0"),
         ({"strategy": ParameterServer(), "servers": 2}, TypeError, "servers: given to Trainer and to ParameterServer"),
     ],
 )
