@@ -23,7 +23,7 @@ from mpicoll.collectives.block_layouts import copy_own, layouts_of, rows_of
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.exchange_memory import memory_of
 from mpicoll.collectives.execute import go_on, run
-from mpicoll.collectives.library_alltoallw import copied_by_library, operation
+from mpicoll.collectives.library_alltoallw import copied_by_library, run_by_library
 from mpicoll.collectives.packed_alltoallw import by_messages
 from mpicoll.errors import CommunicatorBusy, MismatchError, MpicollError
 from mpicoll.kernels import exchange_words as words
@@ -122,8 +122,7 @@ class BlockExchange:
             shared = algorithm is None and self.on_node and self._table
             name = select.SHARED if shared else select.resolve("alltoall", algorithm, scope.algorithm, 0, scope.means)
             if name == select.NATIVE:
-                with scope.channel.alone:
-                    operation(scope, sendbuf, recvbuf, chosen=True).run(scope.timeout)
+                run_by_library(scope, sendbuf, recvbuf)
                 return
             recv = self._descriptions.blocks(recvbuf, "recvbuf", writable=True)
             send = recv if in_place(sendbuf) else self._descriptions.blocks(sendbuf, "sendbuf", writable=False)

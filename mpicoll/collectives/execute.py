@@ -33,8 +33,7 @@ def run(scope: CallContext, collective: str, sendbuf: Any, recvbuf: Any, op: Any
         The further fields of a :class:`~mpicoll.collectives.call_context.CallArguments`, in its order.
     """
     try:
-        with scope.channel.alone:
-            _run_alone(scope, collective, sendbuf, recvbuf, op, root, *settings)
+        scope.channel.alone.call(_run_alone, scope, collective, sendbuf, recvbuf, op, root, *settings)
     except Nested:  # the interrupted call may be using its plan: the MPI library makes this one
         made = CallArguments(collective, sendbuf, recvbuf, op, root, *settings)
         validate.prepare(scope, made._replace(algorithm=select.NATIVE, compression=None)).run(scope.timeout)
@@ -112,15 +111,17 @@ def go_on(
 def complete(scope: CallContext, status: int, made: CallArguments) -> None:
     """Complete a call that has begun with `status`."""
     kept = held(made.sendbuf), held(made.recvbuf)
-    scope.channel.alone.wait()
     try:
-        if scope.channel.dispatch.running:
-            compiled_calls.end(scope.channel, status, made.sendbuf, made.recvbuf, scope.timeout)
-        elif not on_shared_memory.end(scope.channel, status, scope.timeout):
-            _make_in_another_way(scope, made)
+        scope.channel.alone.call_later(_complete_alone, scope, status, made)
     finally:
-        scope.channel.alone.release()
         del kept
+
+
+def _complete_alone(scope: CallContext, status: int, made: CallArguments) -> None:
+    if scope.channel.dispatch.running:
+        compiled_calls.end(scope.channel, status, made.sendbuf, made.recvbuf, scope.timeout)
+    elif not on_shared_memory.end(scope.channel, status, scope.timeout):
+        _make_in_another_way(scope, made)
 
 
 def _make_in_another_way(scope: CallContext, made: CallArguments) -> None:
@@ -134,37 +135,42 @@ def start(scope: CallContext, *what: Any) -> Request:
         run(scope, *CallArguments(*what))
         return Request(scope.timeout)
     scope = scope._replace(is_blocking=False, may_wait=False)
-    with scope.channel.alone:
-        refuse_if_running(scope.channel)
-        settle(scope.channel, scope.timeout)
-        task = validate.prepare(scope, CallArguments(*what))
-        if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
-            return on_shared_memory.SharedRequest(task, scope.timeout)
-        if isinstance(task, CheckedOperation):
-            return NonblockingMessageRequest(task, scope.timeout)
-        assert isinstance(task, NativeOperation)  # parts arrive in blocking calls only
-        return NonblockingNativeRequest(task, scope.timeout)
+    return scope.channel.alone.call(_start_alone, scope, CallArguments(*what))
+
+
+def _start_alone(scope: CallContext, made: CallArguments) -> Request:
+    refuse_if_running(scope.channel)
+    settle(scope.channel, scope.timeout)
+    task = validate.prepare(scope, made)
+    if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
+        return on_shared_memory.SharedRequest(task, scope.timeout)
+    if isinstance(task, CheckedOperation):
+        return NonblockingMessageRequest(task, scope.timeout)
+    assert isinstance(task, NativeOperation)  # parts arrive in blocking calls only
+    return NonblockingNativeRequest(task, scope.timeout)
 
 
 def keep(scope: CallContext, *what: Any) -> PersistentRequest:
     """Set up a persistent call with the fields of a :class:`~mpicoll.collectives.call_context.CallArguments`."""
-    scope, made = scope._replace(is_blocking=False), CallArguments(*what)
     scope.channel.is_lent = True
-    with scope.channel.alone:
-        refuse_if_running(scope.channel)
-        settle(scope.channel, scope.timeout)
-        task = validate.prepare(scope, made)
-        if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
-            lane = on_shared_memory.find_lane(task, scope.timeout)
-            if lane.number >= 0:
-                return on_shared_memory.PersistentSharedRequest(task, lane, scope.timeout)
-            task = validate.prepare(scope.by_messages(), made._replace(algorithm=None))
-        if isinstance(task, CheckedOperation):
-            try:
-                return MessageRequest(task, scope.timeout)
-            except NoSlotFree:
-                if made.compression is not None:
-                    raise
-            task = validate.prepare(scope, made._replace(algorithm=select.NATIVE))
-        assert isinstance(task, NativeOperation)
-        return NativeRequest(task, scope.timeout)
+    return scope.channel.alone.call(_keep_alone, scope._replace(is_blocking=False), CallArguments(*what))
+
+
+def _keep_alone(scope: CallContext, made: CallArguments) -> PersistentRequest:
+    refuse_if_running(scope.channel)
+    settle(scope.channel, scope.timeout)
+    task = validate.prepare(scope, made)
+    if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
+        lane = on_shared_memory.find_lane(task, scope.timeout)
+        if lane.number >= 0:
+            return on_shared_memory.PersistentSharedRequest(task, lane, scope.timeout)
+        task = validate.prepare(scope.by_messages(), made._replace(algorithm=None))
+    if isinstance(task, CheckedOperation):
+        try:
+            return MessageRequest(task, scope.timeout)
+        except NoSlotFree:
+            if made.compression is not None:
+                raise
+        task = validate.prepare(scope, made._replace(algorithm=select.NATIVE))
+    assert isinstance(task, NativeOperation)
+    return NativeRequest(task, scope.timeout)

@@ -41,15 +41,26 @@ def _lengths(scope: CallContext, sendbuf: Any, recvbuf: Any) -> PairLengths:
 
 def start(scope: CallContext, sendbuf: Any, recvbuf: Any) -> Request:
     """Begin a nonblocking Alltoallw, which the MPI library does."""
-    with scope.channel.alone:
+
+    def made() -> Request:
         return NonblockingNativeRequest(operation(scope, sendbuf, recvbuf, chosen=False), scope.timeout)
+
+    return scope.channel.alone.call(made)
 
 
 def keep(scope: CallContext, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
     """Set up a persistent Alltoallw, which the MPI library does."""
     scope.channel.is_lent = True
-    with scope.channel.alone:
+
+    def made() -> PersistentRequest:
         return NativeRequest(operation(scope, sendbuf, recvbuf, chosen=False), scope.timeout)
+
+    return scope.channel.alone.call(made)
+
+
+def run_by_library(scope: CallContext, sendbuf: Any, recvbuf: Any) -> None:
+    """Make a blocking Alltoallw, which the caller has chosen the MPI library for."""
+    scope.channel.alone.call(lambda: operation(scope, sendbuf, recvbuf, chosen=True).run(scope.timeout))
 
 
 def copied_by_library(scope: CallContext, sendbuf: Any, recvbuf: Any) -> bool:

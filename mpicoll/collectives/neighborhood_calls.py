@@ -76,23 +76,31 @@ def _operation(scope: CallContext, collective: str, around: Neighborhood, *buffe
 
 def run(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> None:
     """Make a blocking call."""
-    with scope.channel.alone:
-        operation = _operation(scope, collective, around, sendbuf, recvbuf)
-        if around.doubled and collective in _IN_ANOTHER_ORDER:
-            operation.run_after_meeting(scope.timeout)
-        else:
-            operation.run(scope.timeout)
+    scope.channel.alone.call(_run_alone, scope, collective, around, sendbuf, recvbuf)
+
+
+def _run_alone(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> None:
+    operation = _operation(scope, collective, around, sendbuf, recvbuf)
+    if around.doubled and collective in _IN_ANOTHER_ORDER:
+        operation.run_after_meeting(scope.timeout)
+    else:
+        operation.run(scope.timeout)
 
 
 def start(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> Request:
     """Start a nonblocking call."""
-    with scope.channel.alone:
+
+    def made() -> Request:
         return NonblockingNativeRequest(_operation(scope, collective, around, sendbuf, recvbuf), scope.timeout)
+
+    return scope.channel.alone.call(made)
 
 
 def keep(scope: CallContext, collective: str, around: Neighborhood, sendbuf: Any, recvbuf: Any) -> PersistentRequest:
     """Set up a persistent call."""
     scope.channel.is_lent = True
-    with scope.channel.alone:
-        operation = _operation(scope, collective, around, sendbuf, recvbuf)
-        return NativeRequest(operation, scope.timeout)
+
+    def made() -> PersistentRequest:
+        return NativeRequest(_operation(scope, collective, around, sendbuf, recvbuf), scope.timeout)
+
+    return scope.channel.alone.call(made)

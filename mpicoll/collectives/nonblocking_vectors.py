@@ -122,11 +122,14 @@ class NonblockingVectorCalls:
         scope = self._scope
         if self._size == 1 or (algorithm or scope.algorithm) != select.AUTO:
             return start(scope, *made)
-        with scope.channel.alone:
-            refuse_if_running(scope.channel)
-            settle(scope.channel, scope.timeout)
-            scope.channel.ensure_usable()
-            return NonblockingNativeRequest(self._plain(made) or _packed(scope, made), scope.timeout)
+        return scope.channel.alone.call(self._start_alone, made)
+
+    def _start_alone(self, made: CallArguments) -> Request:
+        channel, timeout = self._scope.channel, self._scope.timeout
+        refuse_if_running(channel)
+        settle(channel, timeout)
+        channel.ensure_usable()
+        return NonblockingNativeRequest(self._plain(made) or _packed(self._scope, made), timeout)
 
     def _start_quickly(self, collective: str, sendbuf: Any, recvbuf: Any, root: int) -> Request | None:
         """Start a call whose arguments compiled code finds to be right; None, having done nothing, for others."""

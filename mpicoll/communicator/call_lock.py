@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from mpicoll.errors import CommunicatorBusy
 
+Result = TypeVar("Result")
+
 
 class Alone:
-    """A lock without waiting: `with` raises CommunicatorBusy if a collective is being called, by any thread.
+    """A lock that is held while a function is called.
+
+    A signal handler's exception cannot leave it held: Python runs handlers where a function of Python begins and where
+    a call returns, of which there are none between taking the lock and the ``try`` statement that gives it back.
 
     Parameters
     ----------
@@ -23,22 +30,26 @@ class Alone:
         self._lock = threading.Lock()
         self._busy = busy
 
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Return ``function(*arguments)``, during which other calls raise CommunicatorBusy.
+
+        Raises
+        ------
+        CommunicatorBusy
+            If a collective is being called, by any thread.
+        """
+        if self._busy[0]:
             raise CommunicatorBusy
-        self._busy[0] = 1
+        return self.call_later(function, *arguments)
 
-    def wait(self) -> None:
+    def call_later(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Wait for the lock, for a call that compiled code has started; the present holder will be refused."""
-        self._lock.acquire()
-        self._busy[0] = 1
-
-    def release(self, *error: object) -> None:
-        """Give the lock back."""
-        self._busy[0] = 0
-        self._lock.release()
-
-    __exit__ = release
+        with self._lock:
+            self._busy[0] = 1
+            try:
+                return function(*arguments)
+            finally:
+                self._busy[0] = 0
 
 
 class Nested(CommunicatorBusy):
@@ -48,7 +59,7 @@ class Nested(CommunicatorBusy):
 class InTurn(Alone):
     """The lock of a communicator with one rank, for which other threads wait: its calls end without other ranks.
 
-    `with` raises :class:`Nested` in the thread that holds it.
+    `call` raises :class:`Nested` in the thread that holds it.
     """
 
     __slots__ = ()
@@ -57,12 +68,12 @@ class InTurn(Alone):
         self._lock = threading.RLock()
         self._busy = busy
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if self._busy[0]:
-            self._lock.release()
-            raise Nested
-        self._busy[0] = 1
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """See :meth:`Alone.call`."""
+        with self._lock:
+            if self._busy[0]:
+                raise Nested
+            return self.call_later(function, *arguments)
 
 
 def lock_of_calls(busy: memoryview, size: int) -> Alone:

@@ -180,12 +180,9 @@ def checked(
     if push == "direct" and made is not None:
         raise ValueError(f"compression: {made!r} needs push='mailbox'; MPI adds numbers, not payloads")
     pull_compressor = _checked_pull_compression(pull_compression, dtype, push)
-    if push == "direct":
-        _check_order(staleness, damping)
+    _check_order(staleness, damping, push)
     if checked_whole("backup", backup, 0) and staleness != 0:
         raise ValueError(f"backup: {backup} needs staleness=0; other modes do not wait for all workers in each step")
-    if damping and staleness == 0:
-        raise ValueError("damping: True has no meaning with staleness=0, where no gradient is stale")
     if backup >= workers:
         raise ValueError(f"backup: {backup} of {workers} workers leaves none whose gradients count")
     return Settings(
@@ -210,8 +207,12 @@ def checked(
     )
 
 
-def _check_order(staleness: int | None, damping: bool) -> None:
+def _check_order(staleness: int | None, damping: bool, push: str) -> None:
     """Raise ValueError for what direct pushes cannot do, which come in no order that a server knows."""
+    if damping and staleness == 0:
+        raise ValueError("damping: True has no meaning with staleness=0, where no gradient is stale")
+    if push != "direct":
+        return
     if staleness == 0:
         raise ValueError("staleness: 0 needs push='mailbox'; push='direct' adds gradients in no fixed order")
     if damping:

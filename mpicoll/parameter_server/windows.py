@@ -193,5 +193,4 @@ def _share_node(nodes: np.ndarray | None, rank: int, other: int) -> bool:
 def agree_on(channel: Channel, text: str, seconds: float, problem: Exception | None) -> None:
     """Raise on all ranks if one has a problem, or their texts differ."""
     signature = Signature.of(text) if problem is None else Signature.refusing("ParameterServer")
-    with channel.alone:
-        agree(channel, signature, channel.enter(signature), seconds, problem)
+    channel.alone.call(lambda: agree(channel, signature, channel.enter(signature), seconds, problem))

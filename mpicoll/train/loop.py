@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -28,6 +28,7 @@ from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means, perplexi
 from mpicoll.train.process_facts import process_age
 from mpicoll.train.replica_check import compared
 from mpicoll.train.run_report import complain
+from mpicoll.train.run_start import RunStart
 from mpicoll.train.step_plan import shares_for_evaluation
 
 
@@ -52,24 +53,6 @@ class LoopCallback:
 
     def at_end(self, loop: Loop, done: int) -> None:
         """Called after the last step or a stop, when the state is final; not after a failure."""
-
-
-class RunStart(NamedTuple):
-    """Facts of the start of a run, which a loop that goes on from another one takes over.
-
-    Attributes
-    ----------
-    first_epoch
-        Number of the first epoch.
-    resumed_after
-        Steps up to the checkpoint from which the run resumed; 0 for a new run.
-    seconds_to_first_step
-        Age of the process after its first step; 0 before that.
-    """
-
-    first_epoch: int
-    resumed_after: int
-    seconds_to_first_step: float
 
 
 class Loop:

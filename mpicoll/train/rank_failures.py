@@ -26,8 +26,9 @@ from mpicoll.train.asynchronous.asynchronous_state import ResumedState
 from mpicoll.train.asynchronous.work_sharing import WorkSharing
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.lockstep import Lockstep
-from mpicoll.train.loop import Loop, RunStart
+from mpicoll.train.loop import Loop
 from mpicoll.train.metrics import EpochRecord, StepRecord
+from mpicoll.train.run_start import RunStart
 from mpicoll.train.spare_ranks import SpareRanks
 from mpicoll.train.synchronous_state import load_from_memory, state_in_memory
 
