@@ -167,7 +167,7 @@ class NonblockingMessageRequest(Request):
         channel, signature = task.channel, task.signature()
         number = channel.enter(signature)
         if channel.check == "full":
-            compare(channel, signature.as_nonblocking(), task.pair_lengths(), number, timeout)
+            compare(channel, signature, task.pair_lengths(), number, timeout, nonblocking=True)
         self._task: CheckedOperation | None = task
         try:
             kept, slot = _plan_for(task, signature)

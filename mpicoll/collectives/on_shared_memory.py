@@ -96,7 +96,7 @@ def _number(channel: Channel, operation: OperationWords, timeout: float, *, nonb
     signature = operation.signature
     number = channel.enter(signature)
     if channel.check == "full":
-        agree(channel, signature.as_nonblocking() if nonblocking else signature, number, timeout)
+        agree(channel, signature, number, timeout, nonblocking=nonblocking)
     elif channel.check == "default" and operation.words[words.COLLECTIVE] in words.EARLY:
         known = operation.words[words.CALL], operation.words[words.COUNT]
         operation.words[words.CAREFUL] = channel.dispatch.is_new(*known)

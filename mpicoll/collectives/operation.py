@@ -201,8 +201,7 @@ class NativeOperation:
         signature = self.signature()
         number = self.channel.enter(signature)
         if self.channel.check == "full":
-            signature = signature.as_nonblocking() if nonblocking else signature
-            compare(self.channel, signature, self.lengths, number, timeout)
+            compare(self.channel, signature, self.lengths, number, timeout, nonblocking=nonblocking)
         return number
 
     def start(self, timeout: float, *, nonblocking: bool = True) -> NativeRun:

@@ -11,8 +11,9 @@ a root, scan and exscan), and only for the first call with a signature.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -57,20 +58,44 @@ def _private_plan(channel: Channel, tag: int, count: int, op: MPI.Op | None) -> 
     return plan
 
 
-def _run(channel: Channel, plan: Plan, signature: Signature, number: int, timeout: float) -> np.ndarray:
-    plan.signature = signature  # a rank that waits here waits for this call
-    PlanRun(channel, plan, number).finish(timeout)
+class _Agreement(PlanRun):
+    """A run of a private plan; a rank that waits in it waits for the user's call."""
+
+    __slots__ = ()
+
+    def waiting(self) -> Waiting:
+        """Return the state of the wait."""
+        return super().waiting()._replace(is_agreement=True)
+
+
+def _run(
+    channel: Channel, plan: Plan, signature: Signature, number: int, timeout: float, *, nonblocking: bool = False
+) -> np.ndarray:
+    plan.signature = signature
+    run = _Agreement(channel, plan, number)
+    run.is_nonblocking = nonblocking
+    run.finish(timeout)
     assert plan.inbox is not None
     return plan.inbox
 
 
-def agree(channel: Channel, signature: Signature, number: int, timeout: float, error: Exception | None = None) -> None:
+def agree(
+    channel: Channel,
+    signature: Signature,
+    number: int,
+    timeout: float,
+    error: Exception | None = None,
+    *,
+    nonblocking: bool = False,
+) -> None:
     """Compare `signature` with those of the other ranks; the communicator stays usable. Collective.
 
     Parameters
     ----------
     error
         The exception of this rank, if its arguments are wrong; it is raised after the comparison.
+    nonblocking
+        True for a nonblocking call, which does not match a blocking one.
 
     Raises
     ------
@@ -81,25 +106,29 @@ def agree(channel: Channel, signature: Signature, number: int, timeout: float, e
     CollectiveTimeout
         If a rank did not enter the call in time.
     """
-    text = signature.text if error is None else f"!{described(error)}"
+    channel.watchdog.compared.append(number)
+    full = signature.as_nonblocking() if nonblocking else signature
+    text = full.text if error is None else f"!{described(error)}"
     code = Signature.of(text).code
-    common = signature.base if error is None and signature.base else code
-    plan = _private_plan(channel, Tags.AGREEMENT, 4, MPI.MIN)
+    common = full.base if error is None and full.base else code
+    plan, run = _private_plan(channel, Tags.AGREEMENT, 4, MPI.MIN), partial(_run, nonblocking=nonblocking)
     assert plan.inbox is not None
     plan.inbox[:] = common, -common, code, -code
-    if error is None and not signature.is_complete:
+    if error is None and not full.is_complete:
         plan.inbox[2:] = _UNKNOWN
-    lowest, highest, *codes = _run(channel, plan, signature, number, timeout).tolist()
+    lowest, highest, *codes = run(channel, plan, signature, number, timeout).tolist()
     differs = lowest != -highest or (codes[0] != -codes[1] and codes != [_UNKNOWN] * 2)
+    if error is None and not differs:
+        return
+    texts = _exchange(channel, text, signature, number, timeout, run) if differs else []
     if error is not None:
-        if differs:
-            _exchange(channel, text, signature, number, timeout)
         raise error
-    if differs:
-        _raise_difference(number, _exchange(channel, text, signature, number, timeout))
+    _raise_difference(number, texts)
 
 
-def agree_on_lengths(channel: Channel, lengths: PairLengths, signature: Signature, number: int, timeout: float) -> None:
+def agree_on_lengths(
+    channel: Channel, lengths: PairLengths, signature: Signature, number: int, timeout: float, *, nonblocking: bool
+) -> None:
     """Compare what each rank sends to each with what that rank expects; the communicator stays usable. Collective.
 
     Every rank adds hashes of what it sends and subtracts those of what it expects. If all pairs agree, the sum over all
@@ -112,29 +141,38 @@ def agree_on_lengths(channel: Channel, lengths: PairLengths, signature: Signatur
     CollectiveTimeout
         If a rank did not enter the call in time.
     """
-    plan = _private_plan(channel, Tags.LENGTHS, 1, MPI.SUM)
+    plan, run = _private_plan(channel, Tags.LENGTHS, 1, MPI.SUM), partial(_run, nonblocking=nonblocking)
     assert plan.inbox is not None
     plan.inbox[:] = _balance(channel.rank, lengths)
-    if int(_run(channel, plan, signature, number, timeout)[0]) == 0:
+    if int(run(channel, plan, signature, number, timeout)[0]) == 0:
         return
     plan = _private_plan(channel, Tags.ALL_LENGTHS, 2 * channel.size * _INT64.itemsize, None)
     assert plan.inbox is not None
     everything = plan.inbox.view(_INT64).reshape(channel.size, 2, channel.size)
     everything[channel.rank] = lengths
-    _run(channel, plan, signature, number, timeout)
+    run(channel, plan, signature, number, timeout)
     sent, expected = everything[:, 0], everything[:, 1].T
     source, target = map(int, np.argwhere(sent != expected)[0])
+    text = (signature.as_nonblocking() if nonblocking else signature).text
     raise MismatchError(
-        f"collective {number} of this communicator, {signature.text}, differs between ranks: rank {source} sends "
+        f"collective {number} of this communicator, {text}, differs between ranks: rank {source} sends "
         f"{sent[source, target]} bytes to rank {target}, which expects {expected[source, target]}"
     )
 
 
-def compare(channel: Channel, signature: Signature, lengths: PairLengths | None, number: int, timeout: float) -> None:
+def compare(
+    channel: Channel,
+    signature: Signature,
+    lengths: PairLengths | None,
+    number: int,
+    timeout: float,
+    *,
+    nonblocking: bool = False,
+) -> None:
     """Compare a call and, if they are not part of its signature, the lengths of its blocks; collective."""
-    agree(channel, signature, number, timeout)
+    agree(channel, signature, number, timeout, nonblocking=nonblocking)
     if lengths is not None:
-        agree_on_lengths(channel, lengths, signature, number, timeout)
+        agree_on_lengths(channel, lengths, signature, number, timeout, nonblocking=nonblocking)
 
 
 def _balance(rank: int, lengths: PairLengths) -> int:
@@ -257,7 +295,9 @@ def settle(channel: Channel, timeout: float) -> None:
         _Settling(channel, number).finish(timeout)
 
 
-def _exchange(channel: Channel, text: str, signature: Signature, number: int, timeout: float) -> list[str]:
+def _exchange(
+    channel: Channel, text: str, signature: Signature, number: int, timeout: float, run: Callable[..., np.ndarray]
+) -> list[str]:
     """Return every rank's text."""
     plan = _private_plan(channel, Tags.EXCHANGE, _RECORD_NBYTES, None)
     assert plan.inbox is not None
@@ -265,7 +305,7 @@ def _exchange(channel: Channel, text: str, signature: Signature, number: int, ti
     own = text.encode()[:_RECORD_NBYTES]
     records[channel.rank] = 0
     records[channel.rank, : len(own)] = np.frombuffer(own, _UINT8)
-    _run(channel, plan, signature, number, timeout)
+    run(channel, plan, signature, number, timeout)
     return [bytes(record).rstrip(b"\0").decode(errors="replace") for record in records]
 
 

@@ -81,6 +81,8 @@ class Waiting(NamedTuple):
         Whether all others than these are known to have made the call.
     is_nonblocking
         Whether it is a nonblocking call, which does not match a blocking one.
+    is_agreement
+        Whether the ranks are comparing the call, or preparing it, before any data moves.
     """
 
     number: int
@@ -90,6 +92,7 @@ class Waiting(NamedTuple):
     only_peers: bool = False
     only_peers_missing: bool = False
     is_nonblocking: bool = False
+    is_agreement: bool = False
 
     @property
     def text(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpicoll.progress.call_signature import Waiting
 
@@ -20,6 +20,26 @@ class Report(NamedTuple):
     text: str
     progress: str
     is_nonblocking: bool
+    is_agreement: bool
+
+    @staticmethod
+    def news(waiting: Waiting) -> dict[str, Any]:
+        """Return the control message that reports a wait."""
+        return {
+            "kind": "waiting",
+            "number": waiting.number,
+            "code": waiting.signature.code,
+            "text": waiting.text,
+            "progress": waiting.progress,
+            "nonblocking": waiting.is_nonblocking,
+            "agreement": waiting.is_agreement,
+        }
+
+    @classmethod
+    def of(cls, news: Mapping[str, Any]) -> Report:
+        """Return the report in a control message."""
+        flags = bool(news.get("nonblocking")), bool(news.get("agreement"))
+        return cls(int(news["number"]), int(news["code"]), str(news["text"]), str(news["progress"]), *flags)
 
 
 class Absence(NamedTuple):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -58,6 +59,8 @@ class Watchdog:
     ----------
     refused
         Numbers of collectives that this rank has refused or abandoned.
+    compared
+        Numbers of the last collectives that the ranks have compared before any data moved, or are comparing.
     elsewhere
         For the communicator of a node or lane, the watchdog of the communicator that it belongs to; else None.
     numbers
@@ -76,6 +79,7 @@ class Watchdog:
         self._history: list[tuple[int, Signature | None]] = [(-1, None)] * _HISTORY
         self._reports: dict[int, Report] = {}
         self.refused: set[int] = set()
+        self.compared: deque[int] = deque(maxlen=_HISTORY)
         self._refusals: dict[int, dict[int, str]] = {}
         """By number and rank: why ranks refused, that have not said that their communicator is broken."""
         self._failures: dict[int, _Error] = {}
@@ -211,8 +215,7 @@ class Watchdog:
     def _take_in(self, source: int, news: dict[str, Any]) -> None:
         number, text = int(news["number"]), str(news["text"])
         if news["kind"] == "waiting":
-            nonblocking = bool(news.get("nonblocking"))
-            self._reports[source] = Report(number, int(news["code"]), text, str(news["progress"]), nonblocking)
+            self._reports[source] = Report.of(news)
         elif news["kind"] == "refused":
             self._refusals.setdefault(number, {})[source] = f"{self._named([source])} {text}"
         elif news["kind"] == "failed":
@@ -241,10 +244,8 @@ class Watchdog:
         if number == waiting.number and said_at <= waited < 2 * said_at + 0.2:
             return
         self._announced = waiting.number, waited
-        news = {"kind": "waiting", "number": waiting.number, "code": waiting.signature.code, "text": waiting.text}
-        news |= {"progress": waiting.progress, "nonblocking": waiting.is_nonblocking}
         for peer in self._audience(waiting.peers):
-            self._mailbox.tell(peer, news)
+            self._mailbox.tell(peer, Report.news(waiting))
 
     def _audience(self, waited_for: tuple[int, ...]) -> list[int]:
         size, rank = self._comm.size, self._comm.rank
@@ -256,6 +257,8 @@ class Watchdog:
 
     def _find_mismatch(self, waiting: Waiting) -> int | None:
         for report in self._reports.values():
+            if report.is_agreement and report.number in self.compared:
+                continue  # both ranks learn there whether their calls differ
             if report.number == waiting.number and report.is_nonblocking != waiting.is_nonblocking:
                 return report.number
             own = self.called(report.number)
