@@ -31,10 +31,11 @@ _FREE, _KEEP = 1, 2
 class State(IntFlag):
     """Final states of a rank; 0 as long as it pushes or serves.
 
-    A worker that is ``SETTLING`` pushes nothing more, but still needs the servers.
+    A worker that is ``SETTLING`` pushes nothing more, but still needs the servers. A rank that has ``LEFT`` accesses no
+    memory any more.
     """
 
-    FINISHED, FAILED, CLOSING, SETTLING = 1, 2, 4, 8
+    FINISHED, FAILED, CLOSING, SETTLING, LEFT = 1, 2, 4, 8, 16
 
 
 class Control:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -103,6 +104,7 @@ class ServerWindows:
         if free:
             self._free()
             return
+        self._leave()
         self._memory.abandon()
         _kept.extend([self.control, self._regions, self._comm, self._worker])
         if late is not None and not quiet and not self._are_dropped(self.missing):
@@ -126,6 +128,21 @@ class ServerWindows:
             _kept.append(everybody)
             return late
         return None
+
+    def _leave(self) -> None:
+        """Tell that this rank reads nothing more; the owner of the control words answers until all have done so."""
+        if self._settings.transport != "messages":
+            return
+        control = self.control
+        control.enter(State.LEFT)
+
+        def staying() -> list[int]:
+            return np.flatnonzero((control.states & State.CLOSING != 0) & (control.states & State.LEFT == 0)).tolist()
+
+        if self.rank == self.layout.server_rank(0):
+            control.look()
+            with contextlib.suppress(CollectiveTimeout):
+                control.wait(lambda: not staying(), staying, "all to leave", failures=False)
 
     def _are_dropped(self, ranks: Sequence[int]) -> bool:
         return all(rank < self.layout.workers and self.control.dropped[rank] for rank in ranks)

@@ -17,7 +17,8 @@ import pytest
 
 from mpicoll import Intracomm, ParameterServer
 from mpicoll.compression import ErrorFeedback, Key
-from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, RemoteError
+from mpicoll.consensus import wait_politely
+from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
 from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
 from mpicoll.parameter_server import windows
 from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, ShardHeader
@@ -581,6 +582,39 @@ def test_a_worker_stopped_while_it_waits_learns_that_it_was_dropped(comm: Intrac
             if ps.rank == 1:
                 ps._control.wait_at_most(nothing, comm.size - 1, "a thing that never comes")
     assert comm.rank != 1 or "has been dropped" in str(caught.value)
+
+
+@pytest.mark.parametrize("on_silence", ["drop", "raise"])
+def test_servers_answer_by_messages_until_the_others_have_left(comm: Intracomm, on_silence: str) -> None:
+    """A worker stays away for longer than all deadlines; the others end as they do with windows."""
+    if comm.size < 3:
+        pytest.skip("somebody else has to go on")
+    error: Exception | None = None
+    try:
+        with serving(
+            np.zeros(5, np.float32), comm, timeout=1.0, on_silence=on_silence, transport="messages", staleness=0
+        ) as ps:
+            if ps.is_server:
+                ps.serve()
+            else:
+                ps.pull()
+                ps.push(np.ones(5, np.float32))
+                if ps.rank == 1:
+                    time.sleep(3.5)
+                ps.result()
+    except MpicollError as caught:
+        error = caught
+    wait_politely(comm)
+    if comm.rank == 1:
+        assert isinstance(error, CollectiveTimeout)
+    elif on_silence == "drop":
+        assert error is None
+        assert ps.missing == (1,)
+    elif comm.rank == comm.size - 1:
+        assert isinstance(error, CollectiveTimeout)
+        assert error.missing_ranks == (1,)
+    else:
+        assert isinstance(error, RemoteError)
 
 
 @pytest.mark.filterwarnings("ignore:parameter server")
