@@ -84,6 +84,8 @@ class CheckedArguments:
     """Whether it is a part of another operation, whose plan starts this one's."""
     keys: Callable[[], Key] | None = None
     """Returns the key of random choices of the operation that starts now; None for that of the communicator."""
+    counter: np.ndarray | None = None
+    """Number of the operation before this one, for keys of random choices; None for the channel's counter."""
     kept: Any = None
     """Memory that must live as long as these arguments."""
 

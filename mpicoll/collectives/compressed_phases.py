@@ -25,11 +25,11 @@ def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Alloc
     channel, compression = task.channel, task.compression
     made, feedback = compressed.plain(compression), compression if isinstance(compression, ErrorFeedback) else None
     if task.algorithm == select.TWO_SHOT:
-        return TwoShot(channel, compression, x, y, allocate).stages()
+        return TwoShot(channel, compression, x, y, allocate, task.counter).stages()
     if task.algorithm == select.SPARSE and isinstance(made, Sparsifier):
         if isinstance(made, OkTopk):
-            return ok_topk.stages(channel, made, feedback, x, y, allocate)
-        return SparseAllreduce(channel, made, feedback, x, y, allocate).stages()
+            return ok_topk.stages(channel, made, feedback, x, y, allocate, task.counter)
+        return SparseAllreduce(channel, made, feedback, x, y, allocate, task.counter).stages()
     keys = task.keys or operation_keys(channel, apart=task.persistent)
     summed = AggregatedAllreduce(channel, compression, task.algorithm, x, y, allocate, keys=keys)
     return summed.stages()

@@ -36,6 +36,7 @@ from mpicoll.collectives.hierarchy_parts import BoundArguments, NodeParts, Segme
 from mpicoll.collectives.node_jobs import node_job, nonblocking_lane, persistent_node_job
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.random_choices import own_counter
 from mpicoll.compression import Key
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import free_lane
@@ -273,6 +274,8 @@ class _Composition:
         facts: dict[str, Any] = {"source": share} if part.collective == "reduce" and not at_root else {"target": share}
         if vector.compression is not None:
             facts.update(compression=self._lane.compression(vector), keys=self._keys_of(vector))
+            if self._task.counter is not None:  # each segment takes a number, as it does in blocking calls
+                facts.update(counter=own_counter(lane))
         return self._operation(part, end - begin, given, result, root=root, **facts)
 
     def _block_on_lane(self, parts: NodeParts, part: Part) -> CheckedOperation:

@@ -18,6 +18,7 @@ from mpicoll.collectives.aggregated_rounds import operation_keys
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.collectives.requests import Request
 from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.random_choices import own_counter
 from mpicoll.messages.call_agreement import compare
 from mpicoll.messages.p2p import Plan, PlanRun
 from mpicoll.progress.call_signature import Signature, Waiting
@@ -206,7 +207,7 @@ def _plan_for(task: CheckedOperation, signature: Signature) -> tuple[KeptPlan, i
     if task.compression is not None or task.uneven or task.nbytes > _MOST_NBYTES or not signature.is_complete:
         slot = channel.tags.next_slot()
         if task.compression is not None:  # it may start later than other calls, in another order on other ranks
-            task.keys = operation_keys(channel, apart=True)
+            task.keys, task.counter = operation_keys(channel, apart=True), own_counter(channel)
         return KeptPlan(task.plan(slot, fresh_memory), task.nbytes, dropped=True), slot
     if kept is None:
         kept = channel.nonblocking_plans = NonblockingPlans(channel.tags.kept_slots)

@@ -118,9 +118,10 @@ def stages(
     x: np.ndarray,
     y: np.ndarray,
     allocate: Allocate,
+    counter: np.ndarray | None = None,
 ) -> tuple[Phase, ...]:
     """Return the phases of a plan that writes the k largest elements of the sum of float32 `x` to `y`, maybe `x`."""
-    work = _Sum(channel, sparsifier, feedback, x, y, allocate)
+    work = _Sum(channel, sparsifier, feedback, x, y, allocate, counter)
     how = variant(feedback)
     return _again(work) if how == AGAIN else _exact(work, cut=how == CUT)
 
@@ -136,12 +137,13 @@ class _Sum:
         x: np.ndarray,
         y: np.ndarray,
         allocate: Allocate,
+        counter: np.ndarray | None,
     ) -> None:
         self.channel, self.sparsifier, self.feedback, self.y = channel, sparsifier, feedback, y
         self.k, self.allocate = sparsifier.capacity(y.size), allocate
         self.memory = self._state()
         self.most = min(_SPARE * self.k, y.size)
-        self.selection = Selection(channel, feedback, x, self.most, allocate)
+        self.selection = Selection(channel, feedback, x, self.most, allocate, counter)
         self.regions = Regions(self.selection, self.memory.bounds, allocate, y.size)
         self.results = [SparsePayload(self.most, y.size, allocate) for _ in range(channel.size)]
         self._indices = allocate(self.most, np.dtype(np.uint32))

@@ -10,6 +10,7 @@ import numpy as np
 from mpicoll.collectives.sparse_allreduce import exchanged
 from mpicoll.compression import ErrorFeedback, Key
 from mpicoll.messages.calls import Allocate
+from mpicoll.messages.codec_calls import SHOTS
 from mpicoll.messages.lowering import Message
 from mpicoll.messages.sparse_memory import SparsePayload
 
@@ -27,12 +28,18 @@ class Selection:
     """
 
     def __init__(
-        self, channel: Channel, feedback: ErrorFeedback | None, x: np.ndarray, capacity: int, allocate: Allocate
+        self,
+        channel: Channel,
+        feedback: ErrorFeedback | None,
+        x: np.ndarray,
+        capacity: int,
+        allocate: Allocate,
+        counter: np.ndarray | None,
     ) -> None:
         self.channel, self.feedback, self._x, self.capacity = channel, feedback, x, capacity
         self._indices = allocate(self.capacity, np.dtype(np.uint32))
         self._values = allocate(self.capacity, np.dtype(np.float32))
-        self._found = 0
+        self._found, self._counter = 0, channel.compression_counter if counter is None else counter
 
     @property
     def indices(self) -> np.ndarray:
@@ -46,12 +53,12 @@ class Selection:
 
     def compensated(self) -> np.ndarray:
         """Number the operation and return the vector to select from; to be called once in each operation."""
-        self.channel.compressed += 1
+        self._counter += 1
         return self._x if self.feedback is None else self.feedback.begin(self._x)
 
     def take(self, x: np.ndarray, select: Callable[..., int]) -> None:
         """Fill `indices` and `values` by ``select(x, key, indices, values)``, which returns the number of entries."""
-        key = Key(0, self.channel.identity, self.channel.compressed, 0)
+        key = Key(0, self.channel.identity, SHOTS * int(self._counter[0]))
         self._found = select(x, key, self._indices, self._values)
 
     def end(self) -> None:

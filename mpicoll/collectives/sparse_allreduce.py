@@ -50,6 +50,8 @@ class SparseAllreduce:
         The input and the memory for the sum; may be the same.
     allocate
         ``allocate(count, dtype)`` returns working memory.
+    counter
+        See :class:`~mpicoll.messages.codec_calls.NextKeys`.
     """
 
     def __init__(
@@ -60,10 +62,11 @@ class SparseAllreduce:
         x: np.ndarray,
         y: np.ndarray,
         allocate: Allocate,
+        counter: np.ndarray | None = None,
     ) -> None:
         self._channel, self._feedback, self._allocate = channel, feedback, allocate
         self._x, self._y = x, y
-        self._keys = NextKeys(channel, 1)
+        self._keys = NextKeys(channel, counter)
         self._residual = MovableVector()
         self._capacity = sparsifier.capacity(x.size)
         self._entries = SelectedEntries(sparsifier, x.size, allocate)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from mpicoll.communicator.channel import Channel
 
 _VALUES = np.dtype(np.float32)
-_SHOTS = 2
 
 
 def shard_bounds(count: int, size: int, granularity: int) -> list[int]:
@@ -54,6 +53,8 @@ class TwoShot:
         The input and the memory for the sum; may be the same.
     allocate
         ``allocate(count, dtype)`` returns working memory.
+    counter
+        See :class:`~mpicoll.messages.codec_calls.NextKeys`.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class TwoShot:
         x: np.ndarray,
         y: np.ndarray,
         allocate: Allocate,
+        counter: np.ndarray | None = None,
     ) -> None:
         self._x, self._y = x, y
         self._feedback = compression if isinstance(compression, ErrorFeedback) else None
@@ -75,7 +77,7 @@ class TwoShot:
         self._incoming = [CompressedChunk(self._compressor, counts[self._rank], allocate) for _ in counts]
         self._results = [CompressedChunk(self._compressor, count, allocate) for count in counts]
         self._decoded = allocate(max(counts) if self._feedback else 0, _VALUES)
-        self._keys = NextKeys(channel, _SHOTS)
+        self._keys = NextKeys(channel, counter)
         self._residual, self._result_residual = MovableVector(), MovableVector()
 
     def stages(self) -> tuple[Phase, ...]:

@@ -19,25 +19,33 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 _CODES = np.dtype(np.uint8)
 _VALUES = np.dtype(np.float32)
+SHOTS = 2
+"""Number of times that an operation compresses at most; no two operations of a rank have a key in common."""
 
 
 class NextKeys:
-    """The call that numbers an operation and makes the keys of its random choices, one for each of its `shots`.
+    """The call that numbers an operation and makes the keys of its random choices: one for each time it compresses.
+
+    Parameters
+    ----------
+    counter : (1,) int64, optional
+        The number of the last operation; that of the channel by default.
 
     Attributes
     ----------
-    words : (1 + shots,) uint64
+    words : (1 + SHOTS,) uint64
         The number of the operation, and the keys.
     """
 
-    def __init__(self, channel: Channel, shots: int) -> None:
-        self._counter, self._rank, self._shots = channel.compression_counter, channel.identity, shots
-        self.words = np.zeros(1 + shots, np.uint64)
+    def __init__(self, channel: Channel, counter: np.ndarray | None = None) -> None:
+        self._counter = channel.compression_counter if counter is None else counter
+        self._rank = channel.identity
+        self.words = np.zeros(1 + SHOTS, np.uint64)
         self._stream = np.array(counter_random.stream(0, self._rank), np.uint64).view(np.int64).item()
 
     def key(self, shot: int, first: int) -> Key:
         """Return the key of the present operation for a vector that begins at element `first`."""
-        return Key(0, self._rank, self._shots * int(self.words[0]) + shot, first)
+        return Key(0, self._rank, SHOTS * int(self.words[0]) + shot, first)
 
     def key_words(self, shot: int) -> np.ndarray:
         """Return the words of that key, uint32 of shape (2,), which change with every operation."""
@@ -47,13 +55,13 @@ class NextKeys:
         """Number the operation, from Python."""
         self._counter += 1
         self.words[0] = self._counter[0]
-        for shot in range(self._shots):
+        for shot in range(SHOTS):
             self.key_words(shot)[:] = self.key(shot, 0).words()
 
     def instruction(self) -> Instruction:
         """Return the instruction."""
         places = {"out": self.words, "right": self._counter}
-        return Instruction(instructions.NEXT_KEYS, places, {"count": self._shots, "left": self._stream})
+        return Instruction(instructions.NEXT_KEYS, places, {"count": SHOTS, "left": self._stream})
 
 
 class EncodedMemory:

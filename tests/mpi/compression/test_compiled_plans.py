@@ -212,10 +212,32 @@ def run(*calls: Any) -> None:
     assert table.advance()
 
 
+@pytest.mark.parametrize("spec", ["int4:rounding=stochastic", "wangni:0.3", "randomk:0.3"])
+def test_nonblocking_calls_make_the_same_choices_whichever_ends_first(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over nodes, the exchange between these begins when that within each node has ended."""
+    monkeypatch.setenv("MPICOLL_NODES", "2")
+
+    def sums(backwards: bool) -> np.ndarray:
+        plain = MPI.COMM_WORLD.Dup()
+        own, results = Intracomm(plain, timeout=20), np.empty((4, 5000), np.float32)
+        given = np.random.default_rng([1, own.rank]).standard_normal(results.shape).astype(np.float32)
+        requests = [own.Iallreduce(x, y, compression=spec) for x, y in zip(given, results, strict=True)]
+        for request in reversed(requests) if backwards else requests:
+            request.Wait()
+        plain.Free()
+        return results
+
+    first = sums(backwards=False)
+    for backwards in (True, MPI.COMM_WORLD.rank % 2 == 0, False):
+        np.testing.assert_array_equal(sums(backwards), first)
+
+
 def test_keys_are_those_of_python(comm: Intracomm) -> None:
     channel = comm._scope.channel
     channel.compressed = 2**40
-    keys = NextKeys(channel, 2)
+    keys = NextKeys(channel)
     run(keys)
     assert channel.compressed == 2**40 + 1
     for shot in range(2):
@@ -246,7 +268,7 @@ def test_a_payload_that_is_cut_is_refused(verdicts: MPI.Intracomm, cut: int) -> 
 
 def sparse_payload(channel: Any) -> SparsePayload:
     """Return the payload of 20 of 100 elements."""
-    sparsifier, keys = compressor("topk:0.2"), NextKeys(channel, 1)
+    sparsifier, keys = compressor("topk:0.2"), NextKeys(channel)
     assert isinstance(sparsifier, Sparsifier)
     x = (np.arange(100) + 1).astype(np.float32)
     entries, payload = SelectedEntries(sparsifier, 100, np.empty), SparsePayload(20, 100, np.empty)

@@ -342,7 +342,7 @@ def test_local_steps_go_on_from_all_replicas_on_another_number_of_ranks(
 RANDOM: list[Options] = [
     *({"shard": shard, "compression": "qsgd:4"} for shard in ("none", "optimizer", "gradients", "parameters")),
     *({"compression": spec} for spec in ("randomk:0.3", "wangni:0.3", "common:rounding=stochastic", "powersgd:1")),
-    {"compression": "randomk:0.3", "accumulate": 2, "overlap": "off"},
+    *({"compression": "qsgd:4", "accumulate": 2, "overlap": overlap} for overlap in ("on", "off")),
 ]
 
 
@@ -351,7 +351,7 @@ def test_random_compressors_go_on_with_the_bits_of_a_whole_run(
     comm: Intracomm, shared_folder: Path, more: Options
 ) -> None:
     """The choices belong to the step: checkpoints, and another run before this one, do not change them."""
-    more = {**more, "quiet": True, "bucket_bytes": 1 << 20}
+    more = {**more, "quiet": True, "bucket_bytes": 3000}
     for _ in range(2):
         whole = run(configured(shared_folder, {**more, "steps": 8, "checkpoint": None}, comm.size), comm)
     config = configured(shared_folder, {**more, "checkpoint_every": 2}, comm.size)
