@@ -37,9 +37,10 @@ from mpicoll.collectives.node_jobs import node_job, nonblocking_lane, persistent
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.random_choices import own_counter
-from mpicoll.compression import Key
+from mpicoll.compression import ErrorFeedback, Key
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import free_lane
+from mpicoll.messages.calls import KernelCall
 from mpicoll.messages.p2p import Plan
 from mpicoll.progress.call_signature import Signature
 from mpicoll.schedules.node_composition import Nodes, Part, Row, compose
@@ -187,6 +188,9 @@ class _Composition:
     def bind(self) -> ComposedPlan:
         """Add the rows and return the plan."""
         nodes = len(set(self._cluster.node_of))
+        feedback = self._task.compression if isinstance(self._task.compression, ErrorFeedback) else None
+        if feedback is not None:  # on all ranks; only those with a share of the vector use their residual
+            self.plan.call(KernelCall(feedback.prepare, (self._task.count,)))
         for row in compose(self._task.collective, segments=len(self._segments) or 1, nodes=nodes):
             if not self._takes(row.part):
                 continue
@@ -194,6 +198,8 @@ class _Composition:
                 self._start(row.part)
             elif row.part in self._parts:
                 self._finish(row)
+        if feedback is not None:
+            self.plan.call(KernelCall(feedback.end, ()))
         self.plan.close(self._memory.inbox, self._memory.outbox)
         return self.plan
 

@@ -204,4 +204,9 @@ def test_between_nodes(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch,
         assert same_everywhere(comm, y)
         arrived += y
     np.testing.assert_allclose(arrived + all_residuals(comm, feedback), 4 * total(comm, count), atol=5e-4)
+    assert feedback.steps == feedback.state()["steps"] == 4
+    longer = np.ones(count + 1, np.float32)
+    with pytest.raises(ValueError, match=f"is for {count} elements, not {count + 1}"):
+        comm.Allreduce(longer, longer.copy(), compression=feedback)
+    comm.Allreduce(x, y, compression=feedback)  # all ranks have refused that call
     plain.Free()
