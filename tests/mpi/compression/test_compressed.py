@@ -191,3 +191,12 @@ def test_ranks_that_compress_otherwise_disagree(comm: Intracomm) -> None:
     with pytest.raises(MpicollError) as caught:
         comm.Allreduce(np.ones(5000, np.float32), np.ones(5000, np.float32), compression=spec)
     assert isinstance(caught.value, MismatchError) or "int" in str(caught.value)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("spec", ["int8", "randomk:0.1", "powersgd:1", "topk:0.1"])
+def test_a_rank_without_elements_is_found(comm: Intracomm, spec: str) -> None:
+    """It exchanges empty messages, and so meets the others."""
+    x = np.ones(0 if comm.rank == 1 else 1000, np.float32)
+    with pytest.raises(MismatchError, match=r"rank 1 called Allreduce.*count=0"):
+        comm.Allreduce(x, x.copy(), compression=spec)
