@@ -16,6 +16,7 @@ from mpicoll.collectives import compressed, compression_tuning, select
 from mpicoll.collectives.call_context import tried
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.channel_cache import channel_of, known_channel, note_freeing_of, sit_out
+from mpicoll.communicator.forked_children import refuse_if_forked
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.communicator.process_preparation import prepare_process
 from mpicoll.communicator.settings import check_kind
@@ -24,7 +25,6 @@ from mpicoll.interface.communicator_state import SET_UP, TABLES, SetUpAttribute,
 from mpicoll.interface.derived_communicators import Derived, Settings
 from mpicoll.interface.neighborhood import NeighborhoodCollectives
 from mpicoll.interface.object_collectives import ObjectCollectives
-from mpicoll.progress.communicator_creation import meet_before_making
 from mpicoll.shared_memory import numpy_allocator
 
 
@@ -237,7 +237,7 @@ class Cartcomm(NeighborhoodCollectives, Intracomm, MPI.Cartcomm):
 
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
         """Return the subgrid that this rank is in, along the dimensions to keep; it has the same settings."""
-        meet_before_making(self)
+        self._meet()
         made = super().Sub(remain_dims)
         return self._wrap(made, everybody=made.size > 1)  # as large as the others: on all ranks or none
 
@@ -262,6 +262,7 @@ class Intercomm(Derived, MPI.Intercomm):
 
     def Merge(self, high: bool = False) -> Any:
         """Merge both groups into an :class:`Intracomm`; all ranks of both groups must call this method of mpicoll's."""
+        refuse_if_forked()
         return self._wrap(super().Merge(high))
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.communicator import closing, forked_children
+from mpicoll.communicator import closing
 from mpicoll.communicator.channel import Ancestor, Channel
 from mpicoll.communicator.environment_agreement import check_environments, what_is_wrong
+from mpicoll.communicator.forked_children import refuse_if_forked
 from mpicoll.communicator.one_rank_channels import ChannelsOfOneRank
 from mpicoll.communicator.predefined import is_predefined
 from mpicoll.communicator.settings import check_mode
@@ -134,7 +135,7 @@ def channel_of(
     ValueError, RemoteError
         If an environment variable is wrong, here or on another rank.
     """
-    forked_children.refuse()
+    refuse_if_forked()
     channel = known_channel(comm) if parent is None else None
     if channel is None:
         closing.go_on()  # before all, so that spares are known to all ranks of the communicator

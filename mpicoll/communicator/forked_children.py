@@ -18,7 +18,7 @@ REASON = "this process was forked from a rank, and is none itself"
 _is_child = False
 
 
-def refuse() -> None:
+def refuse_if_forked() -> None:
     """Raise CommunicatorBroken in a forked child of a rank."""
     if _is_child:
         raise CommunicatorBroken(REASON)

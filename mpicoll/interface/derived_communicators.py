@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpi4py import MPI
 
 from mpicoll.communicator.channel_cache import free_channel
+from mpicoll.communicator.forked_children import refuse_if_forked
 from mpicoll.communicator.predefined import is_predefined
 from mpicoll.progress.communicator_creation import meet_before_making
 
@@ -54,14 +55,19 @@ class Derived(_Comm):
         made._settings = self._settings
         return made
 
+    def _meet(self) -> None:
+        """Prepare to make a communicator, collective over all ranks; CommunicatorBroken in a forked child."""
+        refuse_if_forked()
+        meet_before_making(self)
+
     def _make(self, method: Callable[..., MPI.Comm], *arguments: Any) -> Any:
         """Return what mpi4py's `method` makes as one of ours; collective over all ranks."""
-        meet_before_making(self)
+        self._meet()
         return self._wrap(method(*arguments), everybody=True)
 
     def _copy(self, method: Callable[..., MPI.Comm], *arguments: Any) -> Any:
         """Return the duplicate that mpi4py's `method` makes, with the settings; collective over all ranks."""
-        meet_before_making(self)
+        self._meet()
         return self._adopt(method(*arguments))
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
@@ -78,6 +84,7 @@ class Derived(_Comm):
 
     def Shrink(self) -> Any:
         """Make a communicator without the processes that have failed; see :meth:`Split`."""
+        refuse_if_forked()
         return self._wrap(super().Shrink())
 
     def Clone(self) -> Any:
@@ -98,11 +105,13 @@ class Derived(_Comm):
         The first collective call on the duplicate makes its private channel, which is collective over its ranks; so
         does the first call of :meth:`~mpicoll.Intracomm.algorithms` or :meth:`~mpicoll.Intracomm.choice`.
         """
+        refuse_if_forked()
         made, request = super().Idup(info)
         return self._adopt(made, complete=False), request
 
     def Idup_with_info(self, info: MPI.Info) -> Any:
         """Start to duplicate with hints; see :meth:`Idup`."""
+        refuse_if_forked()
         made, request = super().Idup_with_info(info)
         return self._adopt(made, complete=False), request
 
@@ -123,6 +132,7 @@ class DerivedIntracomm(Derived, MPI.Intracomm):
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
         """Make a communicator from a group of ranks, collective over that group only; see :meth:`Split`."""
+        refuse_if_forked()
         return self._wrap(super().Create_group(group, tag))
 
     def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
@@ -161,4 +171,5 @@ class DerivedIntracomm(Derived, MPI.Intracomm):
 
     def Create_intercomm(self, local_leader: int, peer_comm: MPI.Intracomm, remote_leader: int, tag: int = 0) -> Any:
         """Make an :class:`mpicoll.Intercomm`; the communicators of both groups must be mpicoll's."""
+        refuse_if_forked()
         return self._wrap(super().Create_intercomm(local_leader, peer_comm, remote_leader, tag))

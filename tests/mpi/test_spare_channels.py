@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import threading
 import time
 
@@ -399,6 +400,37 @@ def test_a_forked_child_makes_no_call_on_a_communicator_of_one_rank(comm, used):
         os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     made.Free()
+
+
+MAKERS = {
+    "Dup": lambda comm: comm.Dup(),
+    "Idup": lambda comm: comm.Idup(),
+    "Split": lambda comm: comm.Split(0, 0),
+    "Create": lambda comm: comm.Create(comm.Get_group()),
+    "Create_group": lambda comm: comm.Create_group(comm.Get_group()),
+    "Create_cart": lambda comm: comm.Create_cart([comm.size]),
+    "Sub": lambda comm: comm.Sub([True]),
+    "Intracomm": lambda comm: mpicoll.Intracomm(MPI.COMM_SELF),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_forked_child_makes_no_communicator(comm, name):
+    """It raises before it is in the MPI library, where it would wait for ever, or be taken for its parent."""
+    parent = comm.Create_cart([comm.size]) if name == "Sub" else comm
+    child = os.fork()
+    if child == 0:
+        status = 1
+        signal.alarm(10)
+        with contextlib.suppress(BaseException):
+            try:
+                MAKERS[name](parent)
+            except CommunicatorBroken as error:
+                status = 0 if "forked" in str(error) else 2
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    comm.Barrier()
 
 
 def test_communicators_of_one_rank_share_channels_in_turn(comm):
