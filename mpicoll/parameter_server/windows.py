@@ -101,10 +101,11 @@ class ServerWindows:
             self.staleness, self.late = self.control.counted()
         if late is None:  # other ranks may still ask what this one has read
             self._memory.settle()
+        else:
+            self._leave()
         if free:
             self._free()
             return
-        self._leave()
         self._memory.abandon()
         _kept.extend([self.control, self._regions, self._comm, self._worker])
         if late is not None and not quiet and not self._are_dropped(self.missing):
