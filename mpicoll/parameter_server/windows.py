@@ -91,6 +91,13 @@ class ServerWindows:
         CollectiveTimeout
             If ranks did not arrive and have not been dropped; the message names them.
         """
+        try:
+            self._close(quiet)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _close(self, quiet: bool) -> None:
         self.control.enter(State.CLOSING)
         late = self._meet()
         self.missing = () if late is None else tuple(late.missing_ranks)

@@ -20,7 +20,7 @@ from mpicoll.compression import ErrorFeedback, Key
 from mpicoll.consensus import wait_politely
 from mpicoll.errors import CollectiveTimeout, CorruptPayload, MismatchError, MpicollError, RemoteError
 from mpicoll.optim.optimizers import OPTIMIZERS, checked_settings
-from mpicoll.parameter_server import windows
+from mpicoll.parameter_server import message_memory, windows
 from mpicoll.parameter_server.shard_memory import HEADER_NBYTES, ShardHeader
 from tests import extent
 
@@ -605,6 +605,7 @@ def test_servers_answer_by_messages_until_the_others_have_left(comm: Intracomm, 
     except MpicollError as caught:
         error = caught
     wait_politely(comm)
+    assert not message_memory._live
     if comm.rank == 1:
         assert isinstance(error, CollectiveTimeout)
     elif on_silence == "drop":
