@@ -592,7 +592,7 @@ def test_servers_answer_by_messages_until_the_others_have_left(comm: Intracomm, 
     error: Exception | None = None
     try:
         with serving(
-            np.zeros(5, np.float32), comm, timeout=1.0, on_silence=on_silence, transport="messages", staleness=0
+            np.zeros(5, np.float32), comm, timeout=0.6, on_silence=on_silence, transport="messages", staleness=0
         ) as ps:
             if ps.is_server:
                 ps.serve()
@@ -600,7 +600,7 @@ def test_servers_answer_by_messages_until_the_others_have_left(comm: Intracomm, 
                 ps.pull()
                 ps.push(np.ones(5, np.float32))
                 if ps.rank == 1:
-                    time.sleep(3.5)
+                    time.sleep(2.2)
                 ps.result()
     except MpicollError as caught:
         error = caught
