@@ -367,6 +367,21 @@ def test_a_measured_machine_is_used(capsys: pytest.CaptureFixture[str], cache: P
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], ""),
+        (["--delay", "0"], ""),
+        (["--delay", "5ms"], "; links of 5 ms more"),
+        (["--rate", "1gbit"], "; links of 1 Gbit/s"),
+        (["--rate", "1gbit", "--delay", "5ms"], "; links of 1 Gbit/s, 5 ms more"),
+    ],
+)
+def test_the_heading_names_the_links(capsys: pytest.CaptureFixture[str], given: list[str], said: str) -> None:
+    assert main([*COMMAND, "--hosts", "1", *given]) == 0
+    assert capsys.readouterr().out.startswith(f"machine: {textbook().name}{said}\n")
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--no-such"], "--no-such"),

@@ -135,9 +135,9 @@ def _network(machine: MachineDescription, arguments: argparse.Namespace) -> Mach
         raise ValueError("--rate: 0 is not a positive rate")
     per_byte = machine.between.classes[-1].per_byte if arguments.rate is None else 8e-9 / arguments.rate
     delay = arguments.delay or 0.0
-    links = [f"{arguments.rate:g} Gbit/s"] * (arguments.rate is not None) + [f"{format_seconds(delay)} more"] * (
-        delay > 0
-    )
+    links = [] if arguments.rate is None else [f"{arguments.rate:g} Gbit/s"]
+    if delay > 0:
+        links.append(f"{format_seconds(delay)} more")
     named = replace(machine.with_network(per_byte, delay), name=f"{machine.name}; links of {', '.join(links)}")
     return named if links else machine
 
