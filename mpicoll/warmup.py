@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -88,18 +90,58 @@ def _all(futures: Iterable[Future[Item]], total: int) -> None:
 
 
 def compile_all(items: Sequence[Item], processes: int) -> None:
-    """Compile items in `processes` processes; a kernel that two items need is compiled once."""
+    """Compile items in `processes` processes; a kernel that two items need is compiled once.
+
+    An exception, such as that of an interrupt, ends the processes at once.
+    """
     if processes == 1:
         for item in items:
             compile_item(item)
         return
     spawn = multiprocessing.get_context("spawn")  # MPI does not survive a fork
-    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-        _all(as_completed([pool.submit(compile_item, item) for item in items]), len(items))
+    pool = ProcessPoolExecutor(processes, mp_context=spawn, initializer=_end_with_parent)
+    try:
+        _all(as_completed(_submitted(pool, items)), len(items))
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.kill()  # entries on disk are complete at any time, and the system gives locks back
+        raise
+    pool.shutdown()
+
+
+def _submitted(pool: ProcessPoolExecutor, items: Iterable[Item]) -> list[Future[Item]]:
+    """Start the processes and hand over the items; the processes never see an interrupt, which this one handles.
+
+    A terminal interrupts the whole group of processes. Those started here take over that the signal is blocked.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return [pool.submit(compile_item, item) for item in items]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """Let this process end when the one that started it does, however that ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return exit status 0; SystemExit with status 2 for an unknown compressor or wrong option."""
+    """Run the command and return the exit status, 0, or 130 after an interrupt.
+
+    Raises
+    ------
+    SystemExit
+        With status 2 for an unknown compressor or wrong option.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m mpicoll warmup",
         description=without_markup(__doc__),
@@ -122,7 +164,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["MPICOLL_PROGRESS"] = "off"  # the processes that compile need not speak
     items = [("shared memory", ""), ("codecs", ""), *(("reducers", op) for op in OPS)]
     items += [("training", dtype) for dtype in ("float32", "float64")]
-    compile_all([*items, *(("compressor", spec) for spec in arguments.compression)], arguments.processes)
+    items += [("compressor", spec) for spec in arguments.compression]
+    try:
+        compile_all(items, arguments.processes)
+    except KeyboardInterrupt:
+        show("")
+        sys.stderr.write("mpicoll warmup: interrupted; what is compiled is kept\n")
+        return 128 + signal.SIGINT
     ready = len(arguments.compression)
     text = f"shared memory, reducers, training and {ready} compressor{'s' * (ready != 1)} ready"
     sys.stdout.write(f"{text} in {time.perf_counter() - begin:.1f} s\n")

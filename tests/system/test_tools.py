@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +90,52 @@ def test_warmup_compiles_what_it_is_asked_for() -> None:
     wrong = run(0, "-m", "mpicoll", "warmup", "--compression", "int99")
     assert wrong.returncode == 2
     assert "'int99' is not one of" in wrong.stderr
+
+
+def children(process: int) -> list[int]:
+    """Return the processes that a process has started, apart from those that have ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == process and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("way", ["interrupt of a terminal", "interrupt", "kill"])
+def test_warmup_ends_with_its_processes(way: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpicoll", "warmup", "--processes", "2"],
+        env={**launch.clean_environment(), "NUMBA_CACHE_DIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: any(tmp_path.rglob("*.lock")), "a process compiles")
+        started = children(process.pid)
+        assert len(started) > 1
+        if way == "interrupt of a terminal":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT if way == "interrupt" else signal.SIGKILL)
+        wait_until(lambda: not any(Path(f"/proc/{each}/exe").exists() for each in started), "the processes end")
+        errors = process.communicate(timeout=DEADLINE)[1]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if way != "kill":
+        assert process.returncode == 130
+        assert errors == "mpicoll warmup: interrupted; what is compiled is kept\n"
 
 
 def test_tune_is_used_by_what_comes_after_it(tmp_path: Path) -> None:
