@@ -21,7 +21,7 @@ import numpy as np
 from mpicoll.compression import ErrorFeedback, compressor, names
 from mpicoll.environment import cores
 from mpicoll.help_text import without_markup
-from mpicoll.kernels import DTYPES, OPS
+from mpicoll.kernels import DTYPES, OPS, machine_code
 from mpicoll.kernels import precompile as kernels
 from mpicoll.kernels.compile_progress import PAUSE_SECONDS, show
 from mpicoll.kernels.decorators import compile_beforehand
@@ -134,8 +134,18 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def _obstacle() -> str:
+    """Return why nothing that is compiled could be kept, "" if it can."""
+    if machine_code.folder_to_write() is not None:
+        return ""
+    folders = " and ".join(repr(str(folder)) for folder in machine_code.folders())
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        return f"NUMBA_CACHE_DIR: nothing can be kept in {folders}, which cannot be written"
+    return f"nothing can be kept: {folders} cannot be written by this user alone; set NUMBA_CACHE_DIR to a folder"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status, 0, or 130 after an interrupt.
+    """Run the command and return the exit status: 0, 1 if no folder can be written, or 130 after an interrupt.
 
     Raises
     ------
@@ -160,6 +170,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             compressor(spec)
     except ValueError as error:
         parser.error(f"--{error}")
+    wrong = _obstacle()
+    if wrong:
+        sys.stderr.write(f"mpicoll warmup: {wrong}\n")
+        return 1
     begin = time.perf_counter()
     os.environ["MPICOLL_PROGRESS"] = "off"  # the processes that compile need not speak
     items = [("shared memory", ""), ("codecs", ""), *(("reducers", op) for op in OPS)]

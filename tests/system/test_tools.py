@@ -92,6 +92,26 @@ def test_warmup_compiles_what_it_is_asked_for() -> None:
     assert "'int99' is not one of" in wrong.stderr
 
 
+@pytest.mark.parametrize("variable", ["NUMBA_CACHE_DIR", "MPICOLL_CACHE_DIR"])
+def test_warmup_needs_a_folder_to_keep_kernels(variable: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    variables = {variable: str(file / "cache")}
+    if variable == "MPICOLL_CACHE_DIR":  # it counts where the sources' folder cannot be written
+        code = (
+            "import sys, pathlib; from mpicoll.kernels import machine_code; from mpicoll import warmup; "
+            f"machine_code._FOLDER = pathlib.Path({str(file)!r}); sys.exit(warmup.main(['--compression']))"
+        )
+        done = run(0, "-c", code, **variables)
+    else:
+        done = run(0, "-m", "mpicoll", "warmup", "--compression", **variables)
+    assert done.returncode == 1
+    assert str(file / "cache" / "") in done.stderr
+    assert "NUMBA_CACHE_DIR" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
 def children(process: int) -> list[int]:
     """Return the processes that a process has started, apart from those that have ended."""
     found = []
