@@ -45,7 +45,7 @@ class EndOfRun:
         """Write the profile on rank 0; collective over COMM_WORLD.
 
         If the other ranks have not arrived after `limit` seconds, this rank writes a profile of its own calls alone,
-        as text, and tells the others, which do so, too. With `limit` None it waits for them.
+        to files of its own, and tells the others, which do so, too. With `limit` None it waits for them.
         """
         if self._MPI.Is_finalized():
             return
@@ -107,12 +107,17 @@ class EndOfRun:
         sys.stdout.flush()
         sys.stderr.write(profile_text.as_text(profile))
         sys.stderr.flush()
-        if missing:
-            return
+        files = {"json": options.json, "html": options.html}
+        if missing:  # several ranks may fail
+            files = {kind: profile_report.own_file(path, self._comm.rank) for kind, path in files.items()}
         try:
-            profile_report.write_files(profile, options.json, options.html)
-        except OSError as error:  # the other ranks wait for this one, and the program's exit status stays
+            profile_report.write_files(profile, files["json"], files["html"])
+        except (OSError, ImportError) as error:  # others wait for this rank, and the program's exit status stays
             sys.stderr.write(f"python -m mpicoll run: the profile was not written: {error}\n")
+        else:
+            written = " and ".join(str(path) for path in files.values() if path is not None)
+            if missing and written:
+                sys.stderr.write(f"python -m mpicoll run: the calls of rank {self._comm.rank} are in {written}\n")
 
     def _repeat_calls(self, targets: Sequence[Target], seconds: float) -> list[Comparison]:
         """Return how long calls take with either library; nothing if that fails, which must not cost the profile."""

@@ -90,6 +90,11 @@ def _compared(comparison: Comparison, ranks: int) -> dict[str, Any]:
     }
 
 
+def own_file(path: Path | None, rank: int) -> Path | None:
+    """Return the file for the profile of one rank only, such as ``profile.rank1.json``; None for None."""
+    return None if path is None else path.with_stem(f"{path.stem}.rank{rank}")
+
+
 def write_files(profile: dict[str, Any], json_file: Path | None, html_file: Path | None) -> None:
     """Write the profile to a JSON and an HTML file; None for a file that is not wanted."""
     if json_file is not None:

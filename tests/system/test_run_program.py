@@ -188,6 +188,21 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_own_frames_only() -> Non
     assert "mpicoll: rank 1 failed; the job ends" in outcome.stderr
 
 
+def test_a_failed_rank_writes_its_own_calls_to_files_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    files = {kind: tmp_path / f"profile.{kind}" for kind in ("json", "html")}
+    options = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    outcome = launch(*options, str(PROGRAM), "raise")
+    assert outcome.returncode == 1, outcome.text
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"profile.rank1.json", "profile.rank1.html"}
+    assert f"the calls of rank 1 are in {tmp_path / 'profile.rank1.json'} and " in outcome.stderr
+    profile = json.loads((tmp_path / "profile.rank1.json").read_text())
+    assert (profile["missing"], profile["of_ranks"], profile["status"]) == (True, [1], 1)
+    assert profile["sites"]
+    assert "these are the calls of rank 1 only" in (tmp_path / "profile.rank1.html").read_text()
+
+
 def test_a_hook_that_exits_does_not_leave_the_other_ranks_waiting(tmp_path: Path) -> None:
     program = tmp_path / "hook.py"
     program.write_text(
