@@ -222,3 +222,12 @@ def test_collectives_of_which_only_the_root_knows_the_counts(kind: str, capsys: 
     for wrong, named in (("--algorithm=ring", "--algorithm"), ("--root=7", "--root"), ("--goal", "--goal")):
         assert main(["explain", kind, wrong]) == 2
         assert named in capsys.readouterr().err
+
+
+def test_an_interrupt_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mpicoll.explain_command._explain", interrupted)
+    assert main(["explain", "ring"]) == 130
+    assert capsys.readouterr().err == "mpicoll explain: interrupted\n"

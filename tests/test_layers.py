@@ -38,6 +38,7 @@ FLOORS = {
     "mpicoll/jit": 4,
     "mpicoll/measure.py": 4,
     "mpicoll/gradients": 5,
+    "mpicoll/command_frame.py": 5,
     "mpicoll/tune.py": 5,
     "mpicoll/doctor.py": 5,
     "mpicoll/explain_command.py": 5,
@@ -68,6 +69,7 @@ NOT_ALLOWED = {
     "mpicoll/environment.py": ("mpi4py", "numpy", "numba"),
     "mpicoll/tracing.py": ("mpi4py", "numba"),
     "mpicoll/__main__.py": ("mpi4py", "numpy", "numba"),
+    "mpicoll/command_frame.py": ("mpi4py", "numpy", "numba"),
     "mpicoll/explain_command.py": ("mpi4py", "numpy", "numba"),
 }
 EXCEPT = {

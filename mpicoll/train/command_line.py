@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from mpicoll.command_frame import run_framed
 from mpicoll.environment import finalize_without_dead_ranks, launched_rank, launcher_mismatch
 from mpicoll.errors import MpicollError, TrainingError
 from mpicoll.train.options import HelpRequested
@@ -36,9 +38,7 @@ def run_on_all_ranks(work: Callable[[MPI.Intracomm], None]) -> int:
         work(world)
         return 0
     except HelpRequested as text:
-        if world.rank == 0:
-            say(str(text))
-        return 0
+        return run_framed("mpicoll", partial(_show, str(text))) if world.rank == 0 else 0
     except TrainingError as error:
         if error.of_one_rank and world.size > 1:
             return _end_job(f"error: rank {world.rank}: {error}", error.exit_status)
@@ -49,6 +49,11 @@ def run_on_all_ranks(work: Callable[[MPI.Intracomm], None]) -> int:
         return _end_job(f"error: rank {world.rank}: {type(error).__name__}: {error}", 1)
     except BaseException:
         return _end_job(f"rank {world.rank}:\n{traceback.format_exc()}", 1)
+
+
+def _show(text: str) -> int:
+    say(text)
+    return 0
 
 
 def _refuse(message: str, status: int, rank: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,50 @@ def test_warmup_compiles_what_it_is_asked_for() -> None:
     wrong = run(0, "-m", "mpicoll", "warmup", "--compression", "int99")
     assert wrong.returncode == 2
     assert "'int99' is not one of" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["train --help", "search --help", "deploy --help", "explain ring", "explain ring --size 64", "doctor"],
+)
+@pytest.mark.parametrize(("closed", "status"), [(True, 141), (False, 1)])
+def test_output_that_nobody_takes_is_no_traceback(line: str, closed: bool, status: int) -> None:
+    words = line.split()
+    command = ["-m", f"mpicoll.{words[0]}", *words[1:]] if words[-1] == "--help" else ["-m", "mpicoll", *words]
+    if closed:
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=launch.clean_environment(),
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == status, done.stderr
+    if closed:
+        assert done.stderr == ""
+    else:
+        assert re.fullmatch("mpicoll.*: output could not be written: No space left on device\n", done.stderr)
+
+
+def test_an_interrupt_of_all_ranks_is_one_line(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys, threading; from mpicoll import tune; from mpicoll.__main__ import main; "
+        "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start(); sys.exit(main(['tune']))"
+    )
+    done = run(2, "-c", code, MPICOLL_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 130
+    assert done.stderr.count("interrupted") == 1
+    assert "mpicoll tune: interrupted\n" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("variable", ["NUMBA_CACHE_DIR", "MPICOLL_CACHE_DIR"])
