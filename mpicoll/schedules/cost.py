@@ -118,6 +118,10 @@ def price(schedules: Sequence[Schedule], nbytes: int, machine: Machine | None = 
         if event.posts:
             posted[rank][number] = last[rank]
             continue
+        own = schedules[rank].steps[number]
+        if not own.sends and not own.recvs:  # of a rank whose turn has not come, or is over
+            last[rank] = max(posted[rank][number], last[rank], key=lambda chain: chain.seconds)
+            continue
         starts = [posted[rank][number], last[rank], *(posted[peer][step] for peer, step in needed[rank][number])]
         begin = max(starts, key=lambda chain: chain.seconds)
         loads = [shares[rank][number], *(shares[peer][step] for peer, step in needed[rank][number])]

@@ -53,6 +53,39 @@ def test_bruck_and_dissemination_take_the_logarithm_rounded_up(size: int) -> Non
     assert cost("allgather", "bruck", size).sent == Fraction(size - 1, size)
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 9])
+@pytest.mark.parametrize("segments", [1, 4])
+def test_chains_take_a_step_for_each_rank_and_one_for_each_segment_after_the_first(size: int, segments: int) -> None:
+    """Ranks wait for their turn in steps without messages, which cost nothing."""
+    steps, passed = size - 1 + segments - 1, 1 + Fraction(size - 2, segments)
+    found = cost("scan", "chain", size, segments)
+    assert (found.steps, found.sent, found.reduced) == (steps, passed, passed)
+    found = cost("exscan", "chain", size, segments)  # one step is a shift of whole vectors
+    assert found.steps == (1 if size == 2 else 1 + size - 2 + segments - 1)
+    assert found.reduced == (0 if size == 2 else 1 + Fraction(size - 3, segments))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 13])
+def test_steps_of_the_other_algorithms(size: int) -> None:
+    levels = (size - 1).bit_length()
+    steps = {
+        ("reduce_scatter", "pairwise"): size - 1,
+        ("reduce_scatter", "ring"): size - 1,
+        ("allgather", "ring"): size - 1,
+        ("alltoall", "pairwise"): size - 1,
+        ("alltoall", "linear"): size - 1,
+        ("gather", "linear"): 1,
+        ("scatter", "linear"): 1,
+        ("gather", "tree"): levels,
+        ("scatter", "tree"): levels,
+        ("reduce", "ring"): size,
+        ("bcast", "scatter_allgather"): levels + size - 1,
+        ("scan", "recursive_doubling"): levels,
+        ("exscan", "recursive_doubling"): 1 + (size - 2).bit_length(),
+    }
+    assert {key: cost(*key, size).steps for key in steps} == steps
+
+
 @pytest.mark.parametrize("size", [4, 7, 8, 16, 31])
 def test_double_tree_approaches_two_vectors_with_many_segments(size: int) -> None:
     schedules = [find("allreduce", "double_tree").schedule(size, rank, segments=32) for rank in range(size)]
