@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,20 @@ def share(comm: MPI.Intracomm, record: dict[str, Any] | None, root: int = 0) -> 
     comm.Bcast(text, root)
     found: dict[str, Any] = json.loads(text.tobytes())
     return found
+
+
+def said_on_all(comm: MPI.Intracomm, command: str, obstacle: Callable[[], str]) -> bool:
+    """Return whether rank 0 has found an obstacle, an error text or "", which it writes to standard error; collective.
+
+    Parameters
+    ----------
+    command
+        The command of ``python -m mpicoll`` that meets it.
+    """
+    text = obstacle() if comm.rank == 0 else ""
+    if text:
+        sys.stderr.write(f"mpicoll {command}: {text}\n")
+    return bool(share(comm, {"obstacle": bool(text)} if comm.rank == 0 else None)["obstacle"])
 
 
 def all_succeed(comm: MPI.Intracomm, action: Callable[[], Any]) -> Any:

@@ -201,6 +201,29 @@ def write_measurement(path: Path, text: str) -> None:
     draft.replace(path)
 
 
+def obstacle_to_write(path: Path, option: str = "") -> str:
+    """Return why :func:`write_measurement` could not write a file, "" if it can; makes its folder.
+
+    Parameters
+    ----------
+    option
+        The option that names the file; without one it is in the folder of :func:`cache_folder`.
+    """
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch()
+        draft.unlink()
+        if not path.is_dir():
+            return ""
+        reason = "it is a folder"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if option or os.environ.get("MPICOLL_CACHE_DIR"):
+        return f"{option or 'MPICOLL_CACHE_DIR'}: {str(path)!r} cannot be written: {reason}"
+    return f"{str(path)!r} cannot be written: {reason}; set MPICOLL_CACHE_DIR to a folder that can"
+
+
 def launcher_mismatch(size: int, library: str) -> str | None:
     """Return an error text if the launcher started several processes but MPI has one rank in each, else None.
 

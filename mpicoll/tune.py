@@ -27,7 +27,8 @@ from mpicoll.collectives.compression_tuning import PayingRange
 from mpicoll.collectives.select import Capabilities, Rule
 from mpicoll.comm import Intracomm
 from mpicoll.compression import compressor
-from mpicoll.environment import silent_unless
+from mpicoll.consensus import said_on_all
+from mpicoll.environment import obstacle_to_write, silent_unless
 from mpicoll.help_text import without_markup
 from mpicoll.measure import compare
 from mpicoll.quantities import format_nbytes, positive_number, table, whole_number
@@ -90,12 +91,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print on rank 0, and write the table; return the exit status, 1 on one rank. Collective."""
+    """Measure, print on rank 0, and write the table; collective.
+
+    Returns the exit status: 1 on one rank, 2 if the table cannot be written, which is tried before measuring.
+    """
     comm, plain = Intracomm(MPI.COMM_WORLD), MPI.COMM_WORLD.Dup()
     if comm.size == 1:
         sys.stdout.write("tuning needs at least two ranks; start this command with mpirun\n")
         return 1
     known = tuning_table.facts(comm.channel)
+    if not arguments.dry_run and said_on_all(plain, "tune", lambda: obstacle_to_write(tuning_table.path_for(known))):
+        return 2
     shipped = select.means_of(comm.channel)
     rules: tuning_table.Rules = dict(tuning_table.of(comm.channel))
     sizes, most = [_FIRST], arguments.max_mb << 20

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpicoll.environment import launched_rank, silent_unless
+from mpicoll.environment import launched_rank, obstacle_to_write, silent_unless
 from mpicoll.errors import MpicollError
 from mpicoll.help_text import without_markup
 from mpicoll.predict.predictor import PredictedCase, Prediction, blocks, extrapolates, names, predict
@@ -71,12 +71,7 @@ def main(argv: Sequence[str]) -> int:
         return int(end.code or 0)
     try:
         if arguments.fit:
-            from mpicoll.predict import calibration
-
-            names = ("name", "collective", "size", "nbytes", "ranks_per_node", "segments", "machine", "compression",
-                     "wire_ratio", "codec_gbps", "plot")  # fmt: skip
-            refuse(arguments, "--fit", *names, defaults=_defaults())
-            return calibration.run(arguments)
+            return _fit(arguments)
         refuse(arguments, "predictions, without --fit", "save", "seconds", "deadline", defaults=_defaults())
         lines = _answer(arguments)
     except (MpicollError, ValueError, OSError) as error:
@@ -85,6 +80,23 @@ def main(argv: Sequence[str]) -> int:
         return 2
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    """Measure this machine; return the exit status, 2 if the file cannot be written, which is tried before."""
+    from mpi4py import MPI
+
+    from mpicoll.consensus import said_on_all
+    from mpicoll.predict import calibration
+
+    names = ("name", "collective", "size", "nbytes", "ranks_per_node", "segments", "machine", "compression",
+             "wire_ratio", "codec_gbps", "plot")  # fmt: skip
+    refuse(arguments, "--fit", *names, defaults=_defaults())
+    path, option = arguments.save or machines.default_path(), "--save" if arguments.save else ""
+    world = MPI.COMM_WORLD
+    if world.size > 1 and said_on_all(world, "predict", lambda: obstacle_to_write(path, option)):
+        return 2
+    return calibration.run(arguments)
 
 
 def the_machine(path: Path | None) -> MachineDescription:

@@ -211,6 +211,24 @@ def test_tune_is_used_by_what_comes_after_it(tmp_path: Path) -> None:
     assert "measured here" in facts(run(2, "-m", "mpicoll", "doctor", "--json", **cache))["choices"]["value"]
 
 
+@pytest.mark.parametrize("line", ["tune --seconds 9", "predict --fit", "predict --fit --save"])
+def test_what_could_not_be_written_is_not_measured(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    place = str(file / "kept")
+    saves = line.endswith("--save")
+    words = [*line.split(), *([place] if saves else [])]
+    begun = time.monotonic()
+    done = run(2, "-m", "mpicoll", *words, MPICOLL_CACHE_DIR=str(tmp_path) if saves else place)
+    assert done.returncode == 2
+    assert time.monotonic() - begun < 30
+    named = "--save" if saves else "MPICOLL_CACHE_DIR"
+    (said,) = [one for one in done.stderr.splitlines() if one.startswith("mpicoll ")]
+    assert said.startswith(f"mpicoll {words[0]}: {named}: {place!r}" if saves else f"mpicoll {words[0]}: {named}: ")
+    assert place in said
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("options", extent.first(1, [("--in-place", "--thread-level", "funneled"), ()]))
 def test_the_benchmark_counts_no_wrong_elements(options: tuple[str, ...], tmp_path: Path) -> None:
     sizes = ("--sizes", "8", "300K", "1M", "--seconds", "0.02", "--ranks", "2", "--launches", "2")
