@@ -23,7 +23,16 @@ from mpi4py import MPI
 from mpicoll import __version__
 from mpicoll.collectives import tuning_table
 from mpicoll.comm import Intracomm
-from mpicoll.environment import core_numbers, launched_rank, launcher_mismatch, scheduling_group, silent_unless
+from mpicoll.environment import (
+    VARIABLES,
+    core_numbers,
+    launched_rank,
+    launcher_mismatch,
+    scheduling_group,
+    silent_unless,
+    unknown_variables,
+)
+from mpicoll.errors import MpicollError
 from mpicoll.help_text import without_markup
 from mpicoll.kernels import atomics, dispatch_table, machine_code
 from mpicoll.kernels import operation_words as words
@@ -82,6 +91,18 @@ def _launcher() -> Iterator[Fact]:
         yield Fact("launcher", "one rank", NOTE, "start this command with mpirun to examine several ranks")
     else:
         yield Fact("launcher", f"started {MPI.COMM_WORLD.size} ranks, as MPI reports")
+
+
+def _variables() -> Fact:
+    """Return the fact on mpicoll's environment variables."""
+    unknown = unknown_variables()
+    if unknown:
+        value = f"{', '.join(unknown)}: no variable of mpicoll"
+        similar = [name for name in unknown.values() if name]
+        cure = f"did you mean {' or '.join(similar)}?" if similar else "the page Environment variables lists them all"
+        return Fact("variables", value, NOTE, cure)
+    given = [f"{name}={os.environ[name]}" for name in sorted(VARIABLES) if os.environ.get(name)]
+    return Fact("variables", ", ".join(given) or "none of mpicoll's is set")
 
 
 def _cores(comm: Intracomm) -> Iterator[Fact]:
@@ -189,10 +210,13 @@ def _tuning(comm: Intracomm) -> Iterator[Fact]:
 
 def examine() -> list[Fact]:
     """Return the facts; collective over COMM_WORLD."""
-    facts = [*_packages(), *_library(), *_launcher()]
+    facts = [*_packages(), *_library(), _variables(), *_launcher()]
     if facts[-1].status == ERROR:
         return facts
-    comm = Intracomm(MPI.COMM_WORLD)
+    try:
+        comm = Intracomm(MPI.COMM_WORLD)
+    except (ValueError, MpicollError) as error:  # on all ranks, about a variable of any
+        return [*facts, Fact("communicator", str(error), ERROR)]
     for group in (_cores, _memory, _tuning):
         facts += group(comm)
     facts += _kernels()

@@ -29,6 +29,20 @@ _SWITCHES = {
     "MPICOLL_TRANSFER": ("on", "off"),
     "MPICOLL_TRIALS": ("on", "eager", "off"),
 }
+VARIABLES = (
+    *_SWITCHES,
+    "MPICOLL_ABORT",
+    "MPICOLL_CACHE_DIR",
+    "MPICOLL_CHECK",
+    "MPICOLL_CORES",
+    "MPICOLL_NODES",
+    "MPICOLL_SUPERVISED",
+    "MPICOLL_BENCH_CLUSTER",
+    "MPICOLL_BENCH_PROGRESS",
+    "MPICOLL_BENCH_QUIET",
+    "MPICOLL_BENCH_STUDY",
+)
+"""All variables that mpicoll and its benchmarks read; those of its tests begin with MPICOLL_TEST_."""
 UNLIMITED = (1 << 63) - 1
 """Number of bytes where there is no limit."""
 
@@ -114,6 +128,18 @@ def scheduling_group(root: Path = Path("/")) -> str:
         return (root / "proc/self/autogroup").read_text().split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def unknown_variables(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return variables that are named like mpicoll's and are none of them, each with the most similar one or ""."""
+    import difflib  # only here, since programs wait for imports
+
+    unknown = (name for name in variables if name.startswith("MPICOLL_") and not name.startswith("MPICOLL_TEST_"))
+    return {
+        name: next(iter(difflib.get_close_matches(name, VARIABLES, 1, 0.8)), "")
+        for name in sorted(unknown)
+        if name not in VARIABLES
+    }
 
 
 def check_switches(variables: Mapping[str, str] = os.environ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_switches_have_few_values() -> None:
         for value in ("0", "OFF", "eager", " off"):
             with pytest.raises(ValueError, match=f"{name}: '{value}' is not one of on, off"):
                 environment.check_switches({**right, name: value})
+
+
+def test_all_variables_are_known_and_documented() -> None:
+    repository = Path(__file__).resolve().parent.parent
+    files = [path for top in ("kernels", "mpicoll", "bench") for path in (repository / top).rglob("*.py")]
+    read = {name for path in files for name in re.findall(r"[\"'](MPICOLL_[A-Z_]*[A-Z])[\"']", path.read_text())}
+    assert read == set(environment.VARIABLES)
+    table = (repository / "docs" / "reference" / "environment.md").read_text()
+    assert set(re.findall(r"^\| `(MPICOLL_[A-Z_]+)`", table, re.MULTILINE)) == set(environment.VARIABLES)
+
+
+def test_variables_that_do_not_exist_are_found() -> None:
+    given = {"MPICOLL_CORSE": "1", "MPICOLL_NODES": "2", "MPICOLL_TEST_ALL": "1", "MPICOLL_XYZZY": "", "PATH": "/bin"}
+    assert environment.unknown_variables(given) == {"MPICOLL_CORSE": "MPICOLL_CORES", "MPICOLL_XYZZY": ""}
 
 
 def test_a_limit_of_cores_is_read(tmp_path: Path) -> None:

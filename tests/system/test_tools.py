@@ -93,6 +93,27 @@ def test_warmup_compiles_what_it_is_asked_for() -> None:
     assert "'int99' is not one of" in wrong.stderr
 
 
+@pytest.mark.parametrize("size", [0, 2])
+@pytest.mark.parametrize("given", ["MPICOLL_CHECK=foo", "MPICOLL_NODE=no", "MPICOLL_CORES=x"])
+def test_doctor_names_a_malformed_variable_in_one_line(size: int, given: str) -> None:
+    variable, _, value = given.partition("=")
+    done = run(size, "-m", "mpicoll", "doctor", **{variable: value})
+    assert done.returncode == 1
+    (line,) = [one for one in done.stdout.splitlines() if one.startswith("ERROR")]
+    assert f"{variable}: {value!r} is not" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_names_variables_that_do_not_exist() -> None:
+    found = facts(run(0, "-m", "mpicoll", "doctor", "--json", MPICOLL_CORSE="2", MPICOLL_TEST_ALL="1"))
+    assert found["variables"]["value"] == "MPICOLL_CORSE: no variable of mpicoll"
+    assert found["variables"]["status"] == "note"
+    assert found["variables"]["cure"] == "did you mean MPICOLL_CORES?"
+    found = facts(run(0, "-m", "mpicoll", "doctor", "--json", MPICOLL_NODE="off"))
+    assert "MPICOLL_NODE=off" in found["variables"]["value"]
+    assert found["variables"]["status"] == "ok"
+
+
 @pytest.mark.parametrize(
     "line",
     ["train --help", "search --help", "deploy --help", "explain ring", "explain ring --size 64", "doctor"],
