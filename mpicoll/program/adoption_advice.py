@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mpicoll.program.library_comparison import Comparison
+from mpicoll.program.library_comparison import MAX_TARGETS, Comparison
 from mpicoll.program.profile_analysis import Analysis
 
 _LITTLE = 0.02
@@ -64,7 +64,8 @@ def advise(analysis: Analysis, comparisons: Sequence[Comparison], facts: dict[st
     comparisons
         Calls that were repeated after the run.
     facts
-        ``mode``, ``ranks``, ``wall_seconds`` (of the slowest rank), and ``crowded``: more ranks than cores.
+        ``mode``, ``ranks``, ``wall_seconds`` (of the slowest rank), ``crowded``: more ranks than cores, and
+        ``compare_seconds``: the time for repeating calls.
     """
     wall = max(facts["wall_seconds"], 1e-9)
     ranks = facts["ranks"]
@@ -74,7 +75,8 @@ def advise(analysis: Analysis, comparisons: Sequence[Comparison], facts: dict[st
     covered = measured / transfer if transfer > 0 else 0.0
     ours, library = totals(comparisons, ranks)
     found = library - ours if covered >= _ENOUGH_COVERED else None
-    verdict, sentence = _sentence(total / wall, waiting, total, found, wall, facts)
+    left = len(comparisons) < min(len(analysis.targets), MAX_TARGETS)
+    verdict, sentence = _sentence(total / wall, waiting, total, found, wall, {**facts, "left": left})
     again = library if facts["mode"] == NATIVE else ours
     if found is not None and measured > _LITTLE * wall and measured > _UNLIKE * again:
         sentence += (
@@ -102,7 +104,7 @@ def _sentence(
             text + f"{waiting / total:.0%}: balance the ranks' work; another library of collectives does not help.",
         )
     if found is None:
-        return "unknown", "Too few of the calls could be measured again to tell whether mpicoll is faster here."
+        return "unknown", _not_measured(facts["compare_seconds"], facts["left"])
     other = "with mpicoll" if facts["mode"] == NATIVE else "with the MPI library alone"
     # In native mode the wall time is the library's; otherwise mpicoll's.
     relative = found / wall
@@ -116,3 +118,15 @@ def _sentence(
         return "yes", f"Adopt mpicoll: {other} the program would take about {change} time, by the calls measured again."
     change = f"{-relative:.0%} more" if facts["mode"] == NATIVE else f"{-relative:.0%} less"
     return "no", f"Do not adopt mpicoll as it is: {other} the program would take about {change} time."
+
+
+def _not_measured(seconds: float, left: bool) -> str:
+    """Return why it is not known whether mpicoll is faster; `left`: there was no time for some of the calls."""
+    if not seconds:
+        return "Whether mpicoll is faster here was not measured (--compare 0)."
+    if left:
+        return (
+            f"Too few of the calls could be measured again in {seconds:g} s to tell whether mpicoll is faster here: "
+            "raise --compare."
+        )
+    return "Too few of the calls could be measured again to tell whether mpicoll is faster here."

@@ -49,6 +49,7 @@ def profile_of(
     hosts = Counter(record.facts["system"] for record in records)
     crowded = any(count > records[0].facts["cores"] for count in hosts.values())
     of_run = {"mode": facts["mode"], "ranks": ranks, "wall_seconds": max(wall), "crowded": crowded}
+    of_run["compare_seconds"] = facts["compare_seconds"]
     return {
         "version": VERSION,
         "mpicoll": __version__,
@@ -84,6 +85,7 @@ def _compared(comparison: Comparison, ranks: int) -> dict[str, Any]:
         "op": target.op,
         "calls": target.calls,
         "transfer_seconds": target.transfer / ranks,
+        "transfer_seconds_per_call": target.transfer / (target.calls * len(target.members)),
         "mpicoll_seconds": comparison.ours,
         "library_seconds": comparison.library,
         "ratio": comparison.ratio,

@@ -107,7 +107,7 @@ def slowest_of(site: dict[str, Any]) -> str:
 
 
 def _comparisons(profile: dict[str, Any]) -> list[str]:
-    rows = [["call", "ranks", "bytes", "calls", "in the program", "mpicoll", "MPI library", "ratio"]]
+    rows = [["call", "ranks", "bytes", "calls", "program, a call", "mpicoll, a call", "MPI library, a call", "ratio"]]
     for each in profile["compared"]:
         ratio = each["ratio"]
         rows.append(
@@ -116,7 +116,7 @@ def _comparisons(profile: dict[str, Any]) -> list[str]:
                 str(each["size"]),
                 short_nbytes(each["nbytes"]) if each["nbytes"] >= 0 else "?",
                 f"{each['calls']:,}",
-                format_seconds(each["transfer_seconds"]),
+                format_seconds(each["transfer_seconds_per_call"]),
                 "-" if ratio is None else format_seconds(each["mpicoll_seconds"]),
                 "-" if ratio is None else format_seconds(each["library_seconds"]),
                 "-" if ratio is None else f"{ratio:.2f}",

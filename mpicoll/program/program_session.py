@@ -126,6 +126,7 @@ class ProgramSession:
             "wall_seconds": time.perf_counter() - self._begun,
             "startup_seconds": self._startup,
             "status": self._status,
+            "compare_seconds": self._options.compare,
         }
         self._recorder.stop()
         with contextlib.suppress(BrokenPipeError):

@@ -124,11 +124,16 @@ def test_calls_are_made_again_by_both(ours: Outcome, folder: Path) -> None:
     compared = {(each["call"], each["size"], each["nbytes"]): each for each in profile["compared"]}
     assert compared
     for each in compared.values():
+        per_call = each["transfer_seconds"] * SIZE / (each["calls"] * each["size"])
+        assert each["transfer_seconds_per_call"] == pytest.approx(per_call)
         assert each["ratio"] is None or each["ratio"] == pytest.approx(
             each["library_seconds"] / each["mpicoll_seconds"]
         )
     assert any(each["ratio"] for each in compared.values())
     assert profile["advice"]["sentence"] in ours.stderr
+    heads = "program, a call", "mpicoll, a call", "MPI library, a call"
+    page = (folder / "ours.html").read_text()
+    assert all(head in ours.stderr and f"<th>{head}</th>" in page for head in heads)
 
 
 def test_the_native_profile_has_the_same_calls(native: Outcome, folder: Path) -> None:
