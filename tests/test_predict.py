@@ -244,6 +244,31 @@ def test_the_winners(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
     assert "* extrapolated in ranks, nodes: 64 ranks" in text
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--size 64 --ranks-per-node 8", "hierarchy on 64 ranks"),
+        ("--size 6 --ranks-per-node 4", "hierarchy on 6 ranks"),
+        ("--size 4 --ranks-per-node 4", "shared on 4 ranks"),
+        ("ring --size 4 16 64 --ranks-per-node 4", "shared on 4 ranks and hierarchy on 16, 64 ranks"),
+        ("--collective bcast --size 64 --ranks-per-node 8", "hierarchy on 64 ranks"),
+        ("--collective alltoall --size 64 --ranks-per-node 8", ""),
+        ("--collective allgather --size 6 --ranks-per-node 4", ""),
+        ("--size 64", ""),
+    ],
+)
+def test_what_auto_takes_is_said_where_its_time_is_not_predicted(
+    line: str, said: str, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    start, end = 'algorithms by messages only: "auto" takes ', ", whose time is not predicted\n"
+    text = run(capsys, *line.split(), "--nbytes", "1K")
+    assert text.partition(start)[2].partition(end)[0] == said
+    save(replace(measured(), fitted=replace(KNOWN, ranks=(2, 64), nodes=16)), cache / "machine.json")
+    text = run(capsys, *line.split(), "--nbytes", "1K")
+    predicted = "bcast" not in line and "--size 6 " not in line
+    assert text.partition(start)[2].partition(end)[0] == ("" if predicted else said)
+
+
 @pytest.mark.usefixtures("cache")
 def test_compression_is_shown_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     plain = run(capsys, "--nbytes", "16MB")

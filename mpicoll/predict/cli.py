@@ -16,7 +16,7 @@ from typing import Any
 from mpicoll.environment import launched_rank, obstacle_to_write, silent_unless
 from mpicoll.errors import MpicollError
 from mpicoll.help_text import without_markup
-from mpicoll.predict.predictor import PredictedCase, Prediction, blocks, extrapolates, names, predict
+from mpicoll.predict.predictor import PredictedCase, Prediction, blocks, extrapolates, names, predict, taken
 from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive, positive_number, table
 from mpicoll.schedules import ALGORITHMS, find_any
 from mpicoll.schedules import machine as machines
@@ -133,14 +133,14 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
     every = [case for row in cases for case in row]
     try:
         if arguments.plot:
-            return [*lines, *_plot(machine, cases, price, arguments)]
+            return [*lines, *_plot(machine, cases, price, arguments), *_left_out(machine, every)]
         if arguments.name is not None:
             lines += _details(machine, [price(case, arguments.name) for case in every])
         else:
             lines += _winners(machine, cases, price)
     finally:
         _show("")
-    return lines + _limits(machine, every)
+    return lines + _left_out(machine, every) + _limits(machine, every)
 
 
 def _show(text: str) -> None:
@@ -218,6 +218,19 @@ def _winners(
 
 def _mark(machine: MachineDescription, case: PredictedCase) -> str:
     return "*" if machine.fitted is not None and extrapolates(machine, case) else ""
+
+
+def _left_out(machine: MachineDescription, cases: Iterable[PredictedCase]) -> list[str]:
+    """Return a note on what "auto" takes where that is not among the algorithms whose time can be predicted."""
+    found: dict[str, set[int]] = {}
+    for case in cases:
+        name = taken(case)
+        if name in SPECIAL and name not in names(machine, case):
+            found.setdefault(name, set()).add(case.size)
+    if not found:
+        return []
+    places = (f"{name} on {', '.join(map(str, sorted(sizes)))} ranks" for name, sizes in found.items())
+    return ["", f'algorithms by messages only: "auto" takes {" and ".join(places)}, whose time is not predicted']
 
 
 def _limits(machine: MachineDescription, cases: Iterable[PredictedCase]) -> list[str]:

@@ -83,6 +83,17 @@ def names(machine: MachineDescription, case: PredictedCase) -> tuple[str, ...]:
     return tuple(found)
 
 
+def taken(case: PredictedCase) -> str:
+    """Return the algorithm that ``"auto"`` takes for a case where nothing was tuned."""
+    nodes = len(set(case.nodes))
+    means = select.Capabilities(case.size, apart=nodes == case.size)
+    if nodes == 1 < case.size:
+        means = means._replace(shared_nbytes=math.inf, in_memory=(case.collective,))
+    elif nodes < case.size:
+        means = means._replace(hierarchy=True, blocked=True, even=per_node(case) > 0)
+    return select.choose(case.collective, case.nbytes, means)
+
+
 def predict(
     machine: MachineDescription,
     case: PredictedCase,
