@@ -13,6 +13,7 @@ from mpicoll import __version__
 from mpicoll.errors import MpicollError
 from mpicoll.quantities import format_nbytes, parse_nbytes, positive
 from mpicoll.schedules import ALGORITHMS, Schedule, find_any
+from mpicoll.schedules.collective_table import COLLECTIVES
 from mpicoll.schedules.cost import Machine
 from mpicoll.schedules.render_schedule import cost_table, data_after_each_step, explain, goal
 from mpicoll.schedules.replay import ScheduleError
@@ -164,6 +165,24 @@ def _explain_collective(arguments: argparse.Namespace) -> list[str]:
     ]
 
 
+def _settle(arguments: argparse.Namespace, collective: str, segmented: str | None) -> None:
+    """Refuse the options of roots, segments and operations where there are none, and set those that are not given.
+
+    Parameters
+    ----------
+    segmented
+        What has no segments; None if it has some.
+    """
+    if not COLLECTIVES[collective].rooted:
+        refuse(arguments, f"{collective}, which has no root", "root")
+    if segmented is not None:
+        refuse(arguments, f"{segmented}, which has no segments to choose", "segments")
+    if arguments.op is not None and arguments.values is None:
+        raise MpicollError("--op has no meaning without --values")
+    arguments.root, arguments.segments = arguments.root or 0, arguments.segments or 1
+    arguments.op = arguments.op or "sum"
+
+
 def _explain(arguments: argparse.Namespace) -> list[str]:
     if (arguments.size or 0) > _MOST_RANKS:
         raise MpicollError(
@@ -172,21 +191,26 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
         )
     if arguments.name in ("gatherv", "scatterv"):
         refuse(arguments, arguments.name, "goal", "values", "ranks_per_node", "collective")
+        _settle(arguments, arguments.name.removesuffix("v"), arguments.name)
         return _explain_counted(arguments)
     if arguments.name in ALGORITHMS:
         refuse(arguments, f"{arguments.name}, which is a collective itself", "collective")
         if arguments.algorithm is None:
             what = f"{arguments.name} without --algorithm, which compares its algorithms"
             refuse(arguments, what, "verify", "goal", "values", "rank", "ranks_per_node")
+            some = any(row.segmented for row in ALGORITHMS[arguments.name].values())
+            _settle(arguments, arguments.name, None if some else arguments.name)
             return _explain_collective(arguments)
         arguments.collective, arguments.name = arguments.name, arguments.algorithm
     elif arguments.algorithm is not None:
         raise MpicollError(f"--algorithm is for the name of a collective, not {arguments.name}")
     if arguments.name in ("shared", "single_copy"):
         refuse(arguments, arguments.name, "goal", "values", "ranks_per_node")
+        _settle(arguments, arguments.collective or "allreduce", arguments.name)
         return _explain_shared(arguments)
     if arguments.name == "hierarchy":
         refuse(arguments, arguments.name, "goal", "values", "rank")
+        _settle(arguments, arguments.collective or "allreduce", arguments.name)
         return _explain_hierarchy(arguments)
     refuse(arguments, "algorithms by messages", "ranks_per_node")
     return _explain_schedules(arguments)
@@ -195,6 +219,7 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
 def _explain_schedules(arguments: argparse.Namespace) -> list[str]:
     """Return the lines that show an algorithm by messages."""
     algorithm = find_any(arguments.name, arguments.collective)
+    _settle(arguments, algorithm.collective, None if algorithm.segmented else arguments.name)
     values = arguments.values
     size = arguments.size or (len(values) if values else 4)
     if values and len(values) != size:
@@ -280,8 +305,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--collective", choices=list(ALGORITHMS), help="the collective, if several have an algorithm of this name")
     add("--size", type=positive, help="number of ranks (4, or as many as there are --values)")
     add("--ranks-per-node", type=positive, help="ranks of each node, for hierarchy (otherwise two nodes)")
-    add("--root", type=int, default=0, help="root of rooted collectives (default: 0)")
-    add("--segments", type=positive, default=1, help="segments of each chunk of pipelined algorithms (default: 1)")
+    add("--root", type=int, help="root of rooted collectives (default: 0)")
+    add("--segments", type=positive, help="segments of each chunk of pipelined algorithms (default: 1)")
     add("--rank", type=int, help=f"show only this rank (otherwise the first {_MAX_COLUMNS})")
     add("--bytes", "--nbytes", type=parse_nbytes, default=1 << 20, help="message size, such as 64K (default: 1MB)")
     for name, what in (("alpha", "message"), ("beta", "byte sent"), ("gamma", "byte reduced")):
@@ -291,7 +316,6 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--op",
         choices=sorted(_COMBINE),
-        default="sum",
         help="reduction for --values; join shows the order (default: sum)",
     )
     add("--goal", action="store_true", help="print the schedules in GOAL, the input language of LogGOPSim, instead")

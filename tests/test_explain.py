@@ -115,12 +115,12 @@ def test_collectives_over_several_nodes_are_drawn_and_proved(capsys: pytest.Capt
         (["rings"], "collectives are allreduce"),
         (["hierarchy", "--collective", "scan"], "hierarchy: there is none for scan; collectives are allreduce, reduce"),
         (["allgather", "--algorithm", "hierarchy", "--size", "5"], "--ranks-per-node: allgather needs nodes of equal"),
-        (["hierarchy", "--root", "4"], "--root: 4 is not in 0..3"),
+        (["hierarchy", "--collective", "bcast", "--root", "4"], "--root: 4 is not in 0..3"),
         (["bruck", "--collective", "allreduce"], "'bruck' is not one for allreduce"),
         (["ring", "--values", VALUES, "--size", "5"], "4 vectors were given for --size 5"),
         (["ring", "--rank", "9"], "--rank: 9"),
         (["ring", "--size", "100000"], "--size: 100000 ranks are more than 1024"),
-        (["tree", "--root", "7"], "root: 7 is not in 0..3"),
+        (["tree", "--collective", "bcast", "--root", "7"], "root: 7 is not in 0..3"),
         (["dissemination", "--values", VALUES], "a barrier moves no data"),
     ],
 )
@@ -201,6 +201,16 @@ def test_a_plan_on_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
         ("hierarchy --values 1;2", "values"),
         ("ring --goal --verify", "verify"),
         ("ring --ranks-per-node 2", "ranks-per-node"),
+        ("ring --root 1", "root"),
+        ("ring --root 0", "root"),
+        ("allreduce --root 1", "root"),
+        ("shared --root 1", "root"),
+        ("hierarchy --root 1", "root"),
+        ("ring --segments 3", "segments"),
+        ("barrier --segments 3", "segments"),
+        ("shared --segments 3", "segments"),
+        ("hierarchy --segments 3", "segments"),
+        ("gatherv --segments 3", "segments"),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(
@@ -208,6 +218,19 @@ def test_options_that_would_change_nothing_are_refused(
 ) -> None:
     assert main(["explain", *line.split()]) == 2
     assert f"--{refused} is not for " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ring", "allreduce", "shared", "hierarchy", "gatherv"])
+def test_an_operation_needs_values(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", name, "--op", "max"]) == 2
+    assert capsys.readouterr().err == "mpicoll explain: --op has no meaning without --values\n"
+
+
+def test_roots_and_segments_count_where_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(capsys, "bcast", "--root", "1") != explain(capsys, "bcast", "--root", "1", "--segments", "3")
+    assert explain(capsys, "pipelined_ring", "--segments", "3") != explain(capsys, "pipelined_ring")
+    shared = ("shared", "--collective", "bcast")
+    assert explain(capsys, *shared, "--root", "1") != explain(capsys, *shared)
 
 
 @pytest.mark.parametrize("kind", ["gatherv", "scatterv"])

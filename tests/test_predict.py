@@ -300,6 +300,8 @@ def test_a_drawing(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: s
         (["--compression", "int8", "--wire-ratio", "0.5"], "--wire-ratio is not for --compression"),
         (["ring", "--save", "x.json"], "--save is not for predictions, without --fit"),
         (["ring", "--fit"], "'ring' is not for --fit"),
+        (["ring", "--segments", "4"], "--segments is not for ring, which has no segments"),
+        (["--collective", "barrier", "--segments", "4"], "--segments is not for barrier, which has no segments"),
     ],
 )
 @pytest.mark.usefixtures("cache")

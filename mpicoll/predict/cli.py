@@ -120,6 +120,7 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
     collective = arguments.collective or "allreduce"
     if arguments.name is not None and arguments.name not in SPECIAL:
         collective = find_any(arguments.name, arguments.collective).collective
+    _check_segments(arguments, collective)
     cases = [
         [PredictedCase(collective, blocks(size, arguments.ranks_per_node), nbytes) for size in arguments.size]
         for nbytes in arguments.nbytes or _LENGTHS
@@ -218,6 +219,13 @@ def _winners(
 
 def _mark(machine: MachineDescription, case: PredictedCase) -> str:
     return "*" if machine.fitted is not None and extrapolates(machine, case) else ""
+
+
+def _check_segments(arguments: argparse.Namespace, collective: str) -> None:
+    """Refuse a number of segments for algorithms without segments."""
+    chosen = ALGORITHMS[collective].values() if arguments.name is None else [ALGORITHMS[collective].get(arguments.name)]
+    if not any(row is not None and row.segmented for row in chosen):
+        refuse(arguments, f"{arguments.name or collective}, which has no segments to choose", "segments")
 
 
 def _left_out(machine: MachineDescription, cases: Iterable[PredictedCase]) -> list[str]:

@@ -31,6 +31,7 @@ _WITH_VALUE = ("--json", "--html", "--timeout", "--library-calls", "--compare")
 DEFAULT_TIMEOUT = 86400.0
 """Default of --timeout in seconds, a day: ranks of an MPI program may wait for hours for one with more to compute."""
 
+_COMPARE = 5.0
 LIBRARY_CALLS = 16
 """Default of --library-calls: most communicators that a program makes for one step of its work see fewer."""
 
@@ -49,15 +50,32 @@ def make_parser() -> argparse.ArgumentParser:
     add("--native", action="store_true", help="keep mpi4py's communicators and the MPI library, for comparison")
     add("--shared-arrays", action="store_true", help="let NumPy allocate large arrays in memory that a node shares")
     timeout = f"seconds that a rank waits in one collective before it fails (default: {DEFAULT_TIMEOUT:g})"
-    add("--timeout", type=_seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=timeout)
+    add("--timeout", type=_seconds, metavar="SECONDS", help=timeout)
     calls = f"collectives that a new communicator makes by the MPI library first (default: {LIBRARY_CALLS})"
-    add("--library-calls", type=_number, default=LIBRARY_CALLS, metavar="N", help=calls)
+    add("--library-calls", type=_number, metavar="N", help=calls)
     add("--profile", action="store_true", help="write a profile of the collective calls to standard error")
     add("--json", type=Path, metavar="FILE", help="write the profile as JSON; implies --profile")
     add("--html", type=Path, metavar="FILE", help="write it as an HTML page; implies --profile; needs mpicoll[report]")
-    compare = "seconds to repeat the calls after the run, by mpicoll and by the MPI library (default: 5; 0: do not)"
-    add("--compare", type=_seconds_or_none, default=5.0, metavar="SECONDS", help=compare)
+    compare = (
+        "seconds in which the profile repeats the calls after the run, by mpicoll and by the MPI library (default: "
+        f"{_COMPARE:g}; 0: it does not)"
+    )
+    add("--compare", type=_seconds_or_none, metavar="SECONDS", help=compare)
     return parser
+
+
+def _settle(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse options that would change nothing beside others, and set those that are not given."""
+    options.profile = options.profile or options.json is not None or options.html is not None
+    if options.compare is not None and not options.profile:
+        parser.error("--compare has no meaning without --profile")
+    for name in ("timeout", "library_calls") if options.native else ():
+        if getattr(options, name) is not None:
+            parser.error(f"--{name.replace('_', '-')} has no meaning with --native")
+    usual = {"compare": _COMPARE, "timeout": DEFAULT_TIMEOUT, "library_calls": LIBRARY_CALLS}
+    for name, value in usual.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
 
 
 def _number(text: str) -> int:
@@ -118,6 +136,7 @@ def main(argv: Sequence[str]) -> int:
             options = parser.parse_args(own)
             if not program:
                 parser.error("no program was given")
+            _settle(parser, options)
     except SystemExit as end:
         return int(end.code or 0)
     if launched_rank() == 0:  # it writes the files; other hosts may have other folders and packages
@@ -125,7 +144,6 @@ def main(argv: Sequence[str]) -> int:
             _check_files(parser, options)
         except SystemExit as end:
             return _end_all(int(end.code or 0))
-    options.profile = options.profile or options.json is not None or options.html is not None
     for name in ("json", "html"):  # the program may go elsewhere
         if getattr(options, name) is not None:
             setattr(options, name, getattr(options, name).absolute())

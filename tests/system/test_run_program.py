@@ -183,6 +183,22 @@ def test_files_that_cannot_be_written_are_refused_before_the_program_runs(tmp_pa
         assert not outcome.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--compare 3", "--compare has no meaning without --profile"),
+        ("--compare 0", "--compare has no meaning without --profile"),
+        ("--native --timeout 5", "--timeout has no meaning with --native"),
+        ("--native --library-calls 0", "--library-calls has no meaning with --native"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(options: str, says: str) -> None:
+    outcome = launch(*options.split(), str(PROGRAM))
+    assert outcome.returncode == 2, outcome.text
+    assert outcome.stderr.count(says) == 1
+    assert not outcome.stdout
+
+
 def test_an_exception_on_one_rank_ends_the_job_with_its_own_frames_only() -> None:
     outcome = launch("--profile", str(PROGRAM), "raise")
     assert outcome.returncode == 1, outcome.text
