@@ -254,6 +254,8 @@ def test_options_end_where_the_program_begins(argv: str, own: str, program: str)
         ("--nonsense p.py", "--nonsense"),
         ("--prof p.py", "--prof"),
         ("--timeout 0 p.py", "--timeout: '0' is not a positive number"),
+        ("--profile --compare -1 p.py", "--compare: '-1' is not a number of seconds, 0 or more"),
+        ("--profile --compare soon p.py", "--compare: 'soon' is not a number of seconds, 0 or more"),
         ("--library-calls some p.py", "--library-calls: 'some' is not a number of calls"),
         ("--json no/where.json p.py", "no' is not a folder"),
     ],

@@ -92,7 +92,10 @@ def _seconds(text: str) -> float:
 
 
 def _seconds_or_none(text: str) -> float:
-    return 0.0 if text.strip("0") in ("", ".") else _seconds(text)
+    with contextlib.suppress(ValueError):
+        if float(text) >= 0:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
