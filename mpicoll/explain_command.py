@@ -23,6 +23,9 @@ from mpicoll.unused_options import refuse
 _MAX_COLUMNS = 8
 _MOST_RANKS = 1024
 """The steps of a ring on so many ranks take a minute to make; ``predict`` reaches further."""
+_ON_NODE = ("shared", "single_copy")
+_OF_PARTS = ("gatherv", "scatterv")
+"""Names that are explained though no algorithm by messages has them, as is hierarchy."""
 _SLOT_NBYTES = 16 << 10
 """About the longest vector, in bytes, that passes through slots where every rank has a core."""
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -189,7 +192,7 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
             f"--size: {arguments.size} ranks are more than {_MOST_RANKS}, the most whose steps are shown; "
             "python -m mpicoll predict tells the time of more"
         )
-    if arguments.name in ("gatherv", "scatterv"):
+    if arguments.name in _OF_PARTS:
         refuse(arguments, arguments.name, "goal", "values", "ranks_per_node", "collective")
         _settle(arguments, arguments.name.removesuffix("v"), arguments.name)
         return _explain_counted(arguments)
@@ -204,7 +207,7 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
         arguments.collective, arguments.name = arguments.name, arguments.algorithm
     elif arguments.algorithm is not None:
         raise MpicollError(f"--algorithm is for the name of a collective, not {arguments.name}")
-    if arguments.name in ("shared", "single_copy"):
+    if arguments.name in _ON_NODE:
         refuse(arguments, arguments.name, "goal", "values", "ranks_per_node")
         _settle(arguments, arguments.collective or "allreduce", arguments.name)
         return _explain_shared(arguments)
@@ -218,7 +221,7 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
 
 def _explain_schedules(arguments: argparse.Namespace) -> list[str]:
     """Return the lines that show an algorithm by messages."""
-    algorithm = find_any(arguments.name, arguments.collective)
+    algorithm = find_any(arguments.name, arguments.collective, (*_ON_NODE, "hierarchy", *_OF_PARTS))
     _settle(arguments, algorithm.collective, None if algorithm.segmented else arguments.name)
     values = arguments.values
     size = arguments.size or (len(values) if values else 4)

@@ -113,6 +113,7 @@ def test_collectives_over_several_nodes_are_drawn_and_proved(capsys: pytest.Capt
     [
         (["rings"], "there is no 'rings'; there are bruck"),
         (["rings"], "collectives are allreduce"),
+        (["rings"], "tree, shared, single_copy, hierarchy, gatherv, scatterv; collectives are"),
         (["hierarchy", "--collective", "scan"], "hierarchy: there is none for scan; collectives are allreduce, reduce"),
         (["allgather", "--algorithm", "hierarchy", "--size", "5"], "--ranks-per-node: allgather needs nodes of equal"),
         (["hierarchy", "--collective", "bcast", "--root", "4"], "--root: 4 is not in 0..3"),

@@ -292,6 +292,7 @@ def test_a_drawing(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: s
     ("arguments", "message"),
     [
         (["rings"], "there is no 'rings'"),
+        (["rings"], "tree, shared, hierarchy; collectives are"),
         (["bruck", "--collective", "allreduce"], "'bruck' is not one for allreduce"),
         (["shared"], "the time of 'shared'"),
         (["ring", "--machine", "no such file"], "no such file"),

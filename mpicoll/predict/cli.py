@@ -119,7 +119,7 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
     wire = Wire(arguments.wire_ratio, coding, coding)
     collective = arguments.collective or "allreduce"
     if arguments.name is not None and arguments.name not in SPECIAL:
-        collective = find_any(arguments.name, arguments.collective).collective
+        collective = find_any(arguments.name, arguments.collective, SPECIAL).collective
     _check_segments(arguments, collective)
     cases = [
         [PredictedCase(collective, blocks(size, arguments.ranks_per_node), nbytes) for size in arguments.size]

@@ -5,7 +5,7 @@ Selection, command line, tests of the verifier and documentation all read this t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -145,8 +145,13 @@ def find(collective: str, name: str) -> Algorithm:
     return table[name]
 
 
-def find_any(name: str, collective: str | None) -> Algorithm:
+def find_any(name: str, collective: str | None, others: Sequence[str] = ()) -> Algorithm:
     """Return the algorithm `name` of `collective`, or of the first collective that has one of this name if it is None.
+
+    Parameters
+    ----------
+    others
+        Further names that the caller takes, for the message.
 
     Raises
     ------
@@ -158,7 +163,7 @@ def find_any(name: str, collective: str | None) -> Algorithm:
     for table in ALGORITHMS.values():
         if name in table:
             return table[name]
-    every = sorted({name for table in ALGORITHMS.values() for name in table})
+    every = [*sorted({name for table in ALGORITHMS.values() for name in table}), *others]
     raise MpicollError(
         f"algorithm: there is no {name!r}; there are {', '.join(every)}; collectives are {', '.join(ALGORITHMS)}"
     )
