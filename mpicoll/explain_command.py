@@ -281,7 +281,7 @@ def make_parser() -> argparse.ArgumentParser:
         "python -m mpicoll.deploy makes trained models smaller.",
     )
     parser.add_argument("--version", action="version", version=f"mpicoll {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("algorithms", help="list the algorithms of every collective")
     commands.add_parser("doctor", add_help=False, help="check MPI library, launcher, cores and memory; under mpirun")
     commands.add_parser(
@@ -328,7 +328,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and return the exit status: 0, or 2 for unusable arguments."""
-    arguments = make_parser().parse_args(argv)
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:  # were it required, argparse would not name an option that does not exist
+        parser.error("the following arguments are required: COMMAND")
     try:
         lines = _explain(arguments) if arguments.command == "explain" else _list_algorithms()
     except (MpicollError, ScheduleError, ValueError) as error:

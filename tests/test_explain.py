@@ -143,6 +143,17 @@ def test_unreadable_arguments_end_with_status_2(arguments: list[str]) -> None:
     assert end.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["--bogus"], "--bogus"), (["--bogus", "algorithms"], "--bogus"), ([], "COMMAND"), (["bogus"], "bogus")],
+)
+def test_what_is_no_command_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], named: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_all_algorithms_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["algorithms"]) == 0
     listed = capsys.readouterr().out
