@@ -28,6 +28,8 @@ _OF_PARTS = ("gatherv", "scatterv")
 """Names that are explained though no algorithm by messages has them, as is hierarchy."""
 _SLOT_NBYTES = 16 << 10
 """About the longest vector, in bytes, that passes through slots where every rank has a core."""
+_VALUE_NBYTES = 8
+"""Bytes of each of the --values, for traffic and cost."""
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda a, b: a + b,
     "prod": lambda a, b: a * b,
@@ -169,7 +171,7 @@ def _explain_collective(arguments: argparse.Namespace) -> list[str]:
 
 
 def _settle(arguments: argparse.Namespace, collective: str, segmented: str | None) -> None:
-    """Refuse the options of roots, segments and operations where there are none, and set those that are not given.
+    """Refuse options of roots, segments and operations where there are none; set these, and the length, if not given.
 
     Parameters
     ----------
@@ -184,6 +186,8 @@ def _settle(arguments: argparse.Namespace, collective: str, segmented: str | Non
         raise MpicollError("--op has no meaning without --values")
     arguments.root, arguments.segments = arguments.root or 0, arguments.segments or 1
     arguments.op = arguments.op or "sum"
+    if arguments.bytes is None:
+        arguments.bytes = 1 << 20 if arguments.values is None else _VALUE_NBYTES * len(arguments.values[0])
 
 
 def _explain(arguments: argparse.Namespace) -> list[str]:
@@ -311,7 +315,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--root", type=int, help="root of rooted collectives (default: 0)")
     add("--segments", type=positive, help="segments of each chunk of pipelined algorithms (default: 1)")
     add("--rank", type=int, help=f"show only this rank (otherwise the first {_MAX_COLUMNS})")
-    add("--bytes", "--nbytes", type=parse_nbytes, default=1 << 20, help="message size, such as 64K (default: 1MB)")
+    nbytes = f"message size, such as 64K (default: 1MB, or {_VALUE_NBYTES} for each of a rank's --values)"
+    add("--bytes", "--nbytes", type=parse_nbytes, help=nbytes)
     for name, what in (("alpha", "message"), ("beta", "byte sent"), ("gamma", "byte reduced")):
         usual = getattr(Machine, name)
         add(f"--{name}", type=_cost, default=usual, help=f"seconds per {what} (default: {usual:g})")

@@ -51,6 +51,15 @@ def test_vectors_need_not_have_one_value_a_chunk(capsys: pytest.CaptureFixture[s
     assert text.rstrip().endswith("C  9 12")
 
 
+def test_traffic_and_cost_are_those_of_the_values(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explain(capsys, "ring", "--values", VALUES)
+    assert text.count("n = 32 B") == 1
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("0     6 ")]
+    assert row == ["0", "6", "6", "48", "3/2", "48", "24"]
+    assert "n = 1048576 B" in explain(capsys, "ring", "--values", VALUES, "--bytes", "1MB")
+    assert "n = 1048576 B" in explain(capsys, "ring")
+
+
 GOAL = """
 rank 0 {
 l0_0: recv 5b from 1 tag 0
