@@ -123,7 +123,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser, *, file: str | None) -> None:
     group = parser.add_argument_group("output")
     if file is not None:
-        group.add_argument("-o", "--output", metavar=file, required=True, help="file to write; replaced if it is there")
+        group.add_argument("-o", "--output", metavar=file, required=True, help="file to write; replaced if it is "
+                           "there, but never the one that is read")  # fmt: skip
     group.add_argument("--json", metavar="FILE", help="write the results to a JSON file")
     group.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bar")
     group.add_argument("--quiet", action="store_true", help="print nothing but errors")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpicoll.deploy.deploy_options import DeployOptions
+from mpicoll.data.user_paths import expanded
+from mpicoll.deploy.deploy_options import TABLES, DeployOptions
 from mpicoll.deploy.evaluation import Evaluation
+from mpicoll.errors import UsageError
 from mpicoll.quantities import format_seconds, table
 from mpicoll.train.run_report import check_writable, say, write_json
 
@@ -20,9 +23,31 @@ def check_outputs(options: DeployOptions) -> None:
     Raises
     ------
     UsageError
-        If a folder is missing or not writable.
+        If a folder is missing or not writable, or an output is a file that the command reads.
     """
-    check_writable({"--output": options.output, "--json": options.json, "--html": options.chosen.get("html")})
+    outputs = {"--output": options.output, "--json": options.json, "--html": options.chosen.get("html")}
+    check_writable(outputs)
+    for option, path in outputs.items():
+        if path is not None:
+            _check_not_read(option, path, options)
+
+
+def _check_not_read(option: str, path: str, options: DeployOptions) -> None:
+    """Refuse an output that is an input, also by another path or link: the original would be lost."""
+    for read in _files_read(options):
+        is_same = False
+        with contextlib.suppress(OSError):  # of a file that is missing, or cannot be looked at
+            is_same = expanded(path, UsageError).samefile(expanded(read, UsageError))
+        if is_same:
+            raise UsageError(f"{option} {path}: is the file that {options.command} reads; name another one")
+
+
+def _files_read(options: DeployOptions) -> list[str]:
+    """Return the models and files of data that the command line names."""
+    named = (options.chosen.get("original"), options.chosen.get("teacher"), options.data.get("labels"))
+    dataset = options.data.get("dataset", "")
+    samples = [dataset] if dataset.endswith((*TABLES, ".npy")) else []
+    return [*options.models, *(path for path in named if path is not None), *samples]
 
 
 def table_of(rows: Sequence[Evaluation]) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mpicoll.deploy.deploy_options import COMMANDS, parse_deploy
+from mpicoll.deploy.deploy_output import check_outputs
 from mpicoll.errors import UsageError
 from mpicoll.train.options import HelpRequested
 
@@ -67,3 +70,45 @@ def test_wrong_options_are_refused(words: list[str], reason: str) -> None:
         parse_deploy(words)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "quantize {input} -o {output}",
+        "prune {input} --sparsity 0.5 -o {output}",
+        "lowrank {input} --rank 2 -o {output}",
+        "distill --teacher {input} --hidden 8 -o {output}",
+        "evaluate x --original {input} --json {output}",
+        "evaluate {input} --json {output}",
+        "report x {input} --html {output}",
+    ],
+)
+def test_an_output_never_replaces_an_input(tmp_path: Path, words: str, link: str | None) -> None:
+    model = tmp_path / "model.safetensors"
+    model.write_bytes(b"x")
+    output = tmp_path / "folder" / ".." / "model.safetensors"
+    (tmp_path / "folder").mkdir()
+    if link is not None:
+        output = tmp_path / "other.safetensors"
+        getattr(output, link)(model)
+    options = parse_deploy(words.format(input=model, output=output).split())
+    with pytest.raises(UsageError, match=f": is the file that {options.command} reads; name another one") as caught:
+        check_outputs(options)
+    assert str(output) in str(caught.value)
+
+
+def test_an_export_never_replaces_a_model_and_results_never_replace_data(tmp_path: Path) -> None:
+    for name in ("model.onnx", "x.npy", "y.npy", "x.csv"):
+        (tmp_path / name).write_bytes(b"x")
+    data = f"--dataset {tmp_path}/x.npy --labels {tmp_path}/y.npy"
+    for words in (
+        f"export {tmp_path}/model.onnx -o {tmp_path}/model.onnx",
+        f"evaluate model {data} --json {tmp_path}/y.npy",
+        f"evaluate model {data} --json {tmp_path}/x.npy",
+        f"evaluate model --dataset {tmp_path}/x.csv --json {tmp_path}/x.csv",
+    ):
+        with pytest.raises(UsageError, match="is the file that"):
+            check_outputs(parse_deploy(words.split()))
+    check_outputs(parse_deploy(f"export {tmp_path}/x.npy -o {tmp_path}/model.onnx".split()))
