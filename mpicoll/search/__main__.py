@@ -106,7 +106,12 @@ def _run_study(options: SearchOptions, world: MPI.Intracomm) -> None:
         grid=points,
         facts={"metric": options.metric, "group": str(options.group), "trainer": " ".join(options.trainer)},
     )
-    table = TrialTable(options, options.trials if points is None else options.trials or len(points))
+    total = options.trials
+    if points is not None:
+        total = min(options.trials or len(points), len(points))
+        if options.trials is not None and total < options.trials and world.rank == 0 and not options.quiet:
+            say(f"--trials {options.trials}: the grid has {total} points, and each is run once")
+    table = TrialTable(options, total)
     try:
         result = run_study(objective, None, settings, world, options.group, config.timeout, table.add)
     finally:

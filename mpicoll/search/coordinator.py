@@ -70,6 +70,8 @@ class StudyCoordinator:
     together
         ``together(sync=...)`` returns a block in which the study's storage collects what it writes, see
         :class:`~mpicoll.search.study_storage.StudyJournal`; None for a storage that does not.
+    is_grid
+        True if the study ends when every enqueued trial has finished, also before there are `trials`.
 
     Attributes
     ----------
@@ -86,11 +88,14 @@ class StudyCoordinator:
         groups: Sequence[int],
         told: Listener,
         together: Callable[..., contextlib.AbstractContextManager[None]] | None = None,
+        *,
+        is_grid: bool = False,
     ) -> None:
         self.study = study
         self._together = together or (lambda sync: contextlib.nullcontext())
         self._decides = not isinstance(study.pruner, optuna.pruners.NopPruner)
         self._limit, self._told = trials, told
+        self._only_enqueued = is_grid or trials is None
         self._groups = {leader: number for number, leader in enumerate(groups)}
         self._running: dict[int, tuple[optuna.Trial, float]] = {}
         self._finished = len(finished(study))
@@ -143,7 +148,7 @@ class StudyCoordinator:
             return False
         if self._limit is not None and self._finished + len(self._running) >= self._limit:
             return False
-        return self._limit is not None or bool(self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        return not self._only_enqueued or bool(self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def _suggest(self, leader: int, kind: str, name: str, **distribution: Any) -> Record:
         """Suggest the value of a parameter."""

@@ -157,7 +157,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "--trials",
         type=_integer(1),
         metavar="N",
-        help="trials of the study, those of earlier runs included (default: 32; with --sampler grid all points)",
+        help="trials of the study, those of earlier runs included (default: 32; with --sampler grid all points, "
+        "and never more)",
     )
     group.add_argument(
         "--sampler",

@@ -92,12 +92,13 @@ def run(
     group
         Ranks of a trial, by which the number of ranks must be divisible.
     direction, sampler, pruner, seed
-        ``"minimize"`` or ``"maximize"``; ``"random"``, ``"tpe"`` or ``"cmaes"``; ``"none"``, ``"asha"``,
+        ``"minimize"`` or ``"maximize"``; ``"random"``, ``"tpe"``, ``"cmaes"`` or ``"grid"``; ``"none"``, ``"asha"``,
         ``"hyperband"`` or ``"median"``; seed of the sampler.
     storage
         File that keeps the study, a journal of Optuna's; None for memory alone.
     grid
-        Points, each a value by name of a parameter, that are run, each once, before others are sampled.
+        Points, each a value by name of a parameter, that are run, each once, before others are sampled; with the
+        sampler ``"grid"`` no others.
     timeout
         Seconds that a rank waits for an answer of rank 0, and collectives of the objective for a rank; at the end of a
         trial ranks wait twice as long for others of their group.
@@ -188,7 +189,8 @@ def _open(
         raise
     except Exception as error:  # of Optuna's; the other ranks wait for this one
         raise UsageError(f"--storage {settings.storage}: cannot be used: {type(error).__name__}: {error}") from error
-    return StudyCoordinator(study, settings.trials, leaders, told or (lambda record: None), together)
+    is_grid = settings.sampler == "grid" and settings.grid is not None  # whose sampler would repeat points
+    return StudyCoordinator(study, settings.trials, leaders, told or (lambda record: None), together, is_grid=is_grid)
 
 
 def _coordinator(channel: MPI.Intracomm, hub: StudyCoordinator | None, timeout: float) -> Coordinator:

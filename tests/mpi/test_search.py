@@ -300,6 +300,14 @@ def test_a_grid_goes_on(comm: Intracomm, shared_folder: Path) -> None:
         assert sorted(map(str, points)) == sorted(str(trial.params) for trial in result.study.trials)
 
 
+def test_a_grid_ends_after_every_point(comm: Intracomm) -> None:
+    points = [{"x": float(x), "n": 1, "kind": "a"} for x in (-1, 1)]
+    result = run(quadratic, trials=5, grid=points, comm=comm, **{**OPTIONS, "sampler": "grid"})
+    assert (result.new_trials, result.counts["complete"]) == (2, 2)
+    more = run(quadratic, trials=5, grid=points, comm=comm, **OPTIONS)
+    assert more.counts["complete"] == 5
+
+
 def test_storage_that_is_something_else_or_in_use(comm: Intracomm, shared_folder: Path) -> None:
     path = shared_folder / "journal"
     if comm.rank == 0:

@@ -97,6 +97,16 @@ def test_a_wrong_option_is_one_line_on_one_rank(options: str, says: str) -> None
     assert "Traceback" not in done.text
 
 
+def test_a_grid_has_no_more_trials_than_points() -> None:
+    words = ("--space", "lr=0.1,0.2", "--sampler", "grid", "--trials", "4", "--no-progress", "--steps", "2")
+    done = launch(2, *SEARCH, *words)
+    assert done.returncode == 0, done.text
+    lines = done.stdout.splitlines()
+    assert lines[0] == "--trials 4: the grid has 2 points, and each is run once"
+    assert sorted(line.split()[-1] for line in lines if " complete " in line) == ["lr=0.1", "lr=0.2"]
+    assert "trials: 2 complete" in done.stdout
+
+
 def test_a_study_whose_trials_all_fail_ends_with_an_error(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     done = launch(2, *SEARCH, "--space", "lr=1e6,1e7", "--trials", "2", "--epochs", "1", "--json", str(path))
