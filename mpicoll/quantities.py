@@ -73,6 +73,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} us"
 
 
+def counted(count: int, what: str, plural: str | None = None) -> str:
+    """Return a number with the name of what is counted: ``1 rank``, ``2 ranks``, ``0 ranks``.
+
+    `plural` is for names that take no ``s``.
+    """
+    return f"{count} {what if count == 1 else plural or what + 's'}"
+
+
 def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[list[str]]:
     """Return rows with the cells of each column padded to one width.
 

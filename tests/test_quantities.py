@@ -7,7 +7,15 @@ import argparse
 import pytest
 
 from mpicoll import tune
-from mpicoll.quantities import format_nbytes, parse_nbytes, parse_seconds, positive, positive_number, whole_number
+from mpicoll.quantities import (
+    counted,
+    format_nbytes,
+    parse_nbytes,
+    parse_seconds,
+    positive,
+    positive_number,
+    whole_number,
+)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "-inf", "1e999", "", "one"])
@@ -53,3 +61,8 @@ def test_a_whole_number_may_be_0() -> None:
     for text in ("-1", "1.5", "", "x"):
         with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number"):
             whole_number(text)
+
+
+def test_one_of_a_kind_is_in_the_singular() -> None:
+    assert [counted(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert [counted(number, "class", "classes") for number in (1, 2)] == ["1 class", "2 classes"]

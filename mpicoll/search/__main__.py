@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpicoll.errors import TrainingError
+from mpicoll.quantities import counted
 from mpicoll.search.search_options import METRICS, SearchOptions, parse_search
 from mpicoll.search.study_settings import StudySettings
 from mpicoll.train.command_line import run_on_all_ranks
@@ -110,7 +111,7 @@ def _run_study(options: SearchOptions, world: MPI.Intracomm) -> None:
     if points is not None:
         total = min(options.trials or len(points), len(points))
         if options.trials is not None and total < options.trials and world.rank == 0 and not options.quiet:
-            say(f"--trials {options.trials}: the grid has {total} points, and each is run once")
+            say(f"--trials {options.trials}: the grid has {counted(total, 'point')}, and each is run once")
     table = TrialTable(options, total)
     try:
         result = run_study(objective, None, settings, world, options.group, config.timeout, table.add)

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mpicoll.data.user_paths import expanded
 from mpicoll.errors import UsageError
+from mpicoll.quantities import counted
 from mpicoll.train.config import NOOP, TrainConfig
 from mpicoll.train.output_destination import reaches_a_reader
 from mpicoll.train.strategies import strategy_name
@@ -113,18 +114,14 @@ def summary(result: dict[str, Any]) -> str:
         return f"{_reached(result)} after {result['steps']} steps, none of them in this run{_parameters(result)}"
     time = result["seconds"]
     return (
-        f"{_reached(result)} after {result['steps']} steps on {_counted(result['ranks'], 'rank')} with "
-        f"{_counted(result['threads'], 'thread')} each; {_thousands(result['samples_per_second'])} samples/s"
+        f"{_reached(result)} after {result['steps']} steps on {counted(result['ranks'], 'rank')} with "
+        f"{counted(result['threads'], 'thread')} each; {_thousands(result['samples_per_second'])} samples/s"
         f"{_parameters(result)}\n"
         f"time by phase: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
         f"({result['communication_share']:.0%} of the steps is communication); "
         f"first step done {result['seconds_to_first_step']:.2f} s after the processes started"
         f"{_stopped(result)}{_hidden(result)}{_slowest(result)}{_shares(result)}{_loss_scale(result)}{_mode(result)}{_compression(result)}"
     )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _reached(result: dict[str, Any]) -> str:
@@ -187,7 +184,7 @@ def _loss_scale(result: dict[str, Any]) -> str:
     scale = result["loss_scale"]
     if scale is None:
         return ""
-    skipped = _counted(scale["skipped_steps"], "step")
+    skipped = counted(scale["skipped_steps"], "step")
     return f"\nloss scale {scale['factor']:g}; {skipped} skipped, in which gradients overflowed"
 
 
@@ -202,7 +199,7 @@ def _mode(result: dict[str, Any]) -> str:
     if late:
         told.append(f"gradients were {late['mean']:.1f} updates late on average, 99% of them up to {late['p99']}")
     if mode.get("left_out"):
-        told.append(f"left out {_counted(mode['left_out'], 'gradient')} that arrived after the step")
+        told.append(f"left out {counted(mode['left_out'], 'gradient')} that arrived after the step")
     if result["config"]["pull_compression"] is not None:
         read = _thousands(mode["read_nbytes_per_step"])
         told.append(f"pulls with {result['config']['pull_compression']} read {read} bytes a step")
