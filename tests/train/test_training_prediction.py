@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ from mpicoll.schedules.machine import (
     textbook,
 )
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.prediction import prediction_command, recorded_collectives
+from mpicoll.train.prediction import prediction_command, recorded_collectives, training_prediction
 from mpicoll.train.prediction.recorded_collectives import (
     CollectiveEvent,
     Event,
@@ -39,7 +40,13 @@ from mpicoll.train.prediction.recorded_collectives import (
 )
 from mpicoll.train.prediction.step_recording import StepGroup, mean_step, overlapping, record_steps
 from mpicoll.train.prediction.step_replay import PricedCollective, SimulatedPricing, StepTime, replay
-from mpicoll.train.prediction.training_prediction import PredictedHosts, TrainingCase, predict_training, wins_from
+from mpicoll.train.prediction.training_prediction import (
+    PredictedHosts,
+    TrainingCase,
+    doubts,
+    predict_training,
+    wins_from,
+)
 from mpicoll.train.training_run import named
 
 CONFIG = TrainConfig(
@@ -310,6 +317,39 @@ def test_a_compressor_wins_from_where_it_wins_on_all_larger_numbers() -> None:
     assert wins_from([*plain, *packed(11, 9, 9, 9)], "int8") == 2
     assert wins_from([*plain, *packed(5, 11, 9, 9)], "int8") == 4
     assert wins_from([*plain, *packed(9, 9, 9, 9.9)], "int8") is None
+
+
+def with_times(monkeypatch: pytest.MonkeyPatch, *scales: float) -> None:
+    """Let each measurement, in their order, compute for a millisecond times one of `scales`."""
+    left = iter(scales)
+
+    def recorded(*_: Any) -> list[StepGroup]:
+        scale = next(left)
+        return [StepGroup([RecordedStep((called(scale * part * 1e-3, 2),), 0.0) for part in (0.99, 1, 1, 1.01)], 1.0)]
+
+    monkeypatch.setattr(training_prediction, "record_steps", recorded)
+
+
+def test_compressors_share_the_computation_that_was_disturbed_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_times(monkeypatch, 1.5, 14.2, 1.37, 44.1, 0.5)
+    case = TrainingCase(CONFIG, fluid(8e-9), (1, 2, 4), compressions=(None, "int8"))
+    rows = predict_training(case, *made())
+    milliseconds = {(each.hosts, each.compression): each.time.computation * 1e3 for each in rows}
+    wanted = {1: 1.5, 2: 1.37, 4: 0.5}
+    assert milliseconds == pytest.approx({(h, spec): wanted[h] for spec in (None, "int8") for h in (1, 2, 4)})
+    spread = {each.hosts: each.spread for each in rows}
+    assert spread == pytest.approx({1: 1.0, 2: 14.2 / 1.37, 4: 88.2}, rel=0.02)
+    assert doubts(rows) == {hosts: factor for hosts, factor in spread.items() if hosts > 1}
+    (warning,) = [line for line in prediction_command._notes(case, rows) if line.startswith("warning: ")]
+    assert re.match(r"warning: computation on 2, 4 hosts differs by a factor of up to 8\d\.\d between", warning)
+    calm = [each._replace(spread=1.2) for each in rows]
+    assert not any(line.startswith("warning: ") for line in prediction_command._notes(case, calm))
+
+
+def test_a_rank_does_not_compute_longer_on_more_hosts() -> None:
+    rows = [row(hosts, None, each) for hosts, each in ((1, 14.2), (2, 1.37), (4, 1.5), (8, 44.1))]
+    assert doubts(rows) == pytest.approx({8: 44.1 / 1.37})
+    assert doubts(rows[:3]) == {}
 
 
 def test_rows() -> None:

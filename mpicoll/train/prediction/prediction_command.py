@@ -214,7 +214,7 @@ def _table(rows: Sequence[PredictedHosts]) -> list[str]:
 
 def _notes(case: TrainingCase, rows: Sequence[PredictedHosts]) -> list[str]:
     """Return the lines below the table: where compressors win, and what was not measured."""
-    from mpicoll.train.prediction.training_prediction import wins_from
+    from mpicoll.train.prediction.training_prediction import doubts, wins_from
 
     lines = []
     for spec in filter(None, case.compressions):
@@ -223,4 +223,11 @@ def _notes(case: TrainingCase, rows: Sequence[PredictedHosts]) -> list[str]:
     for why in dict.fromkeys(row.extrapolates for row in rows if row.extrapolates):
         beyond = ", ".join(str(each) for each in sorted({row.hosts for row in rows if row.extrapolates == why}))
         lines.append(f"{why} on {beyond} hosts: the error of communication there is not known")
+    if doubtful := doubts(rows):
+        where = ", ".join(map(str, sorted(doubtful)))
+        lines.append(
+            f"warning: computation on {where} host{'s' * (list(doubtful) != [1])} differs by a factor of up to "
+            f"{max(doubtful.values()):.1f} between repetitions, or exceeds that on fewer hosts; "
+            "measure on an idle machine, or with more --seconds"
+        )
     return ["", *lines] if lines else []

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,22 @@ class StepGroup(list[RecordedStep]):
         super().__init__(steps)
         self.weight = weight
 
+    def quartiles(self) -> tuple[float, float, float]:
+        """Return the quartiles of the steps' seconds of computation."""
+        first, median, third = statistics.quantiles(map(computed, self), n=4, method="inclusive")
+        return first, median, third
+
+    def scaled(self, factor: float) -> StepGroup:
+        """Return these steps with `factor` times their computation."""
+        steps = [
+            RecordedStep(
+                tuple(event._replace(computed=factor * event.computed) for event in step.events),
+                factor * step.computed,
+            )
+            for step in self
+        ]
+        return StepGroup(steps, self.weight)
+
     def mean(self, pricing: Pricing) -> StepTime:
         """Return the median of the seconds of computation, and the means of those of communication and of waiting."""
         times = [replay(step, pricing) for step in self]
@@ -45,6 +62,43 @@ class StepGroup(list[RecordedStep]):
             statistics.fmean(each.communication for each in times),
             statistics.fmean(each.waiting for each in times),
         )
+
+
+def computed(step: RecordedStep) -> float:
+    """Return the seconds that the rank computed in a step."""
+    return sum(event.computed for event in step.events) + step.computed
+
+
+class SharedComputation(NamedTuple):
+    """Records of the same computation with different compressors.
+
+    Attributes
+    ----------
+    records
+        Groups of steps of each compressor, all with the same median computation.
+    spread
+        Third quartile of the computation of a step over the first one, where these are farthest apart.
+    """
+
+    records: list[list[StepGroup]]
+    spread: float
+
+
+def share_computation(records: Sequence[Sequence[StepGroup]]) -> SharedComputation:
+    """Return records of each compressor with the computation of the one whose steps computed for the least time.
+
+    Ranks compute as much with a compressor as without, since pricing has the time that it takes. What differs between
+    records is the other load of the machine, which only adds to a time.
+    """
+    made: list[list[StepGroup]] = [[] for _ in records]
+    spread = 1.0
+    for alike in zip(*records, strict=True):
+        quartiles = [group.quartiles() for group in alike]
+        least = min(median for _, median, _ in quartiles)
+        spread = max(spread, max(third for *_, third in quartiles) / min(first for first, *_ in quartiles))
+        for groups, group, (_, median, _) in zip(made, alike, quartiles, strict=True):
+            groups.append(group.scaled(least / median))
+    return SharedComputation(made, spread)
 
 
 def mean_step(groups: Sequence[StepGroup], pricing: Pricing) -> StepTime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,13 +12,16 @@ from mpicoll.errors import UsageError
 from mpicoll.models.sequential import Model
 from mpicoll.predict.crossover import two_shot_codec
 from mpicoll.predict.predictor import PredictedCase, blocks, extrapolates
+from mpicoll.quantities import counted
 from mpicoll.schedules.machine import IDENTITY, MachineDescription, Wire
 from mpicoll.train.config import TrainConfig
-from mpicoll.train.prediction.step_recording import mean_step, overlapping, record_steps
+from mpicoll.train.prediction.step_recording import mean_step, overlapping, record_steps, share_computation
 from mpicoll.train.prediction.step_replay import SimulatedPricing, StepTime
 
 MARGIN = 1.05
 """Factor on the samples a second of uncompressed training from which compression wins."""
+_LARGE_SPREAD = 1.5
+"""Factor between measurements of computation that is told; on an idle machine it is below 1.2."""
 
 
 class PredictedHosts(NamedTuple):
@@ -36,6 +39,8 @@ class PredictedHosts(NamedTuple):
         Mean time of a step.
     extrapolates
         Reason why the machine's measurements say nothing of these hosts; empty if they do.
+    spread
+        Spread of the measured computation, see :class:`~mpicoll.train.prediction.step_recording.SharedComputation`.
     """
 
     hosts: int
@@ -44,6 +49,7 @@ class PredictedHosts(NamedTuple):
     batch: int
     time: StepTime
     extrapolates: str
+    spread: float = 1.0
 
     @property
     def samples_per_second(self) -> float:
@@ -75,7 +81,7 @@ class TrainingCase:
     weak
         True if the batch of `config` is that of one rank, False if all ranks share it.
     seconds
-        Approximate seconds for which steps are taken for each row.
+        Approximate seconds for which steps are taken for each number of hosts and compressor.
     """
 
     config: TrainConfig
@@ -127,7 +133,7 @@ def predict_training(
     """Return a row for each compressor and number of hosts.
 
     Computation is measured in this process, for the share of one rank; see
-    :func:`~mpicoll.train.prediction.step_recording.record_steps`.
+    :func:`~mpicoll.train.prediction.step_recording.record_steps`. It is the same with all compressors.
 
     Parameters
     ----------
@@ -140,23 +146,32 @@ def predict_training(
         If options cannot be predicted, or steps fail.
     """
     wires = {spec: IDENTITY if spec is None else known(two_shot_codec(spec)) for spec in case.compressions}
-    alone: StepTime | None = None
+    rows = [row for hosts in case.hosts for row in _rows(case, hosts, wires, dataset, model, note)]
+    return [row for spec in wires for row in rows if row.compression == spec]
+
+
+def _rows(
+    case: TrainingCase,
+    hosts: int,
+    wires: Mapping[str | None, Wire],
+    dataset: Dataset,
+    model: Model,
+    note: Callable[[str], None],
+) -> list[PredictedHosts]:
+    """Return the rows of a number of hosts, one for each compressor."""
+    ranks = hosts * case.ranks_per_node
+    records = []
+    for spec in wires if ranks > 1 else [None]:  # one rank communicates nothing, with a compressor or without
+        note(f"{counted(hosts, 'host')}, {spec or 'uncompressed'}")
+        records.append(record_steps(case.options(ranks, spec), dataset, model, ranks, case.seconds))
+    shared = share_computation(records)
+    records = shared.records if ranks > 1 else shared.records * len(wires)
     rows = []
-    for spec, wire in wires.items():
-        for hosts in case.hosts:
-            note(f"{hosts} hosts, {spec or 'uncompressed'}")
-            ranks = hosts * case.ranks_per_node
-            config = case.options(ranks, spec)
-            # One rank communicates nothing, with a compressor or without.
-            time = alone if ranks == 1 and alone else _step(case, config, dataset, model, ranks, wire)
-            alone = time if ranks == 1 else alone
-            rows.append(PredictedHosts(hosts, ranks, spec, config.step_batch, time, _beyond(case, ranks)))
+    for (spec, wire), groups in zip(wires.items(), records, strict=True):
+        time = mean_step(groups, SimulatedPricing(case.machine, blocks(ranks, case.ranks_per_node), wire))
+        batch = case.options(ranks, spec).step_batch
+        rows.append(PredictedHosts(hosts, ranks, spec, batch, time, _beyond(case, ranks), shared.spread))
     return rows
-
-
-def _step(case: TrainingCase, config: TrainConfig, dataset: Dataset, model: Model, ranks: int, wire: Wire) -> StepTime:
-    groups = record_steps(config, dataset, model, ranks, case.seconds)
-    return mean_step(groups, SimulatedPricing(case.machine, blocks(ranks, case.ranks_per_node), wire))
 
 
 def _beyond(case: TrainingCase, ranks: int) -> str:
@@ -181,6 +196,22 @@ def wins_from(rows: Sequence[PredictedHosts], compression: str) -> int | None:
     found = None
     for hosts in sorted(packed):
         found = (found or hosts) if packed[hosts] > MARGIN * plain[hosts] else None
+    return found
+
+
+def doubts(rows: Sequence[PredictedHosts]) -> dict[int, float]:
+    """Return factors by which computation is uncertain, by the number of hosts; without those that are small.
+
+    A factor is that between repetitions, or that to the computation on fewer hosts: each of more ranks computes as
+    much, or less.
+    """
+    found: dict[int, float] = {}
+    least = float("inf")
+    for row in sorted(rows, key=lambda row: row.hosts):
+        least = min(least, row.time.computation)
+        factor = max(row.spread, row.time.computation / least if least else 1.0)
+        if factor > _LARGE_SPREAD:
+            found[row.hosts] = max(factor, found.get(row.hosts, 0.0))
     return found
 
 
