@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpicoll.consensus import all_succeed, share
 from mpicoll.data import sample_files
 from mpicoll.data.distributed_arrays import DistributedArrays
-from mpicoll.data.sample_checks import check_arrays
+from mpicoll.data.sample_checks import check_arrays, naming_source
 from mpicoll.data.sample_parts import load_parts
 from mpicoll.data.synthetic import SyntheticSamples, SyntheticTargets
 from mpicoll.data.text_samples import BYTES, load_text
@@ -199,13 +199,16 @@ def _read(dataset: str, *, reals: bool) -> tuple[dict[str, np.ndarray], float]:
         return check_arrays(_read_digits(), reals=reals), 1 / 16
     path = expanded(dataset)
     if dataset.endswith(".npz"):
-        arrays = sample_files.read_npz(_existing("--dataset", dataset))
+        path = _existing("--dataset", dataset)
+        with naming_source("--dataset", " "):
+            arrays = sample_files.read_npz(path)
     elif path.is_dir():
-        arrays = sample_files.read_idx_folder(path)
+        with naming_source("--dataset", " "):
+            arrays = sample_files.read_idx_folder(path)
     else:
         kinds = "digits, synthetic:N, a folder, nor a file .npz, .npy, .csv or .parquet"
         raise DataError(f"--dataset {dataset}: neither {kinds}")
-    arrays = check_arrays(arrays, reals=reals)
+    arrays = check_arrays(arrays, reals=reals, files=dict.fromkeys(arrays, f"--dataset {dataset}"))
     return arrays, _scale(next(iter(arrays.values())))
 
 
@@ -254,9 +257,14 @@ def _map_everywhere(config: TrainConfig, comm: MPI.Intracomm) -> dict[str, np.nd
     """Map features and labels on every rank; check that shapes, element types and labels are equal on all."""
 
     def read() -> dict[str, np.ndarray]:
-        x = sample_files.map_npy(_existing("--dataset", config.dataset))
-        y = sample_files.map_npy(_existing("--labels", config.labels or ""))
-        return check_arrays({"x": x, "y": y}, reals=_reals(config))
+        named = {"x": ("--dataset", config.dataset), "y": ("--labels", config.labels or "")}
+        arrays = {}
+        for name, (option, file) in named.items():
+            path = _existing(option, file)
+            with naming_source(option, " "):
+                arrays[name] = sample_files.map_npy(path)
+        files = {name: " ".join(words) for name, words in named.items()}
+        return check_arrays(arrays, reals=_reals(config), files=files)
 
     arrays: dict[str, np.ndarray] = all_succeed(comm, read)
     facts = repr([(a.shape, a.dtype.str) for a in arrays.values()]).encode() + arrays["y"].tobytes()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 import numpy as np
 
 from mpicoll.errors import DataError
@@ -9,7 +12,9 @@ from mpicoll.errors import DataError
 _MAX_CLASSES = 65536
 
 
-def check_arrays(arrays: dict[str, np.ndarray], *, reals: bool) -> dict[str, np.ndarray]:
+def check_arrays(
+    arrays: dict[str, np.ndarray], *, reals: bool, files: Mapping[str, str] | None = None
+) -> dict[str, np.ndarray]:
     """Check that features and labels fit together; return them with labels of shape ``(n,)``.
 
     Parameters
@@ -18,6 +23,8 @@ def check_arrays(arrays: dict[str, np.ndarray], *, reals: bool) -> dict[str, np.
         ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
     reals
         True for targets of a regression in place of labels: numbers, returned in shape ``(n, targets)``.
+    files
+        Option and file that an array is of, by the array's name; messages begin with it.
 
     Raises
     ------
@@ -27,13 +34,25 @@ def check_arrays(arrays: dict[str, np.ndarray], *, reals: bool) -> dict[str, np.
     for x_name, y_name in (("x", "y"), ("x_train", "y_train"), ("x_test", "y_test")):
         if x_name in arrays:
             check = _check_targets if reals else _check_labels
-            _check_features(arrays[x_name], x_name)
-            arrays[y_name] = check(arrays[y_name], len(arrays[x_name]), y_name)
+            with naming_source((files or {}).get(x_name)):
+                _check_features(arrays[x_name], x_name)
+            with naming_source((files or {}).get(y_name)):
+                arrays[y_name] = check(arrays[y_name], len(arrays[x_name]), y_name)
     for letter in "xy":
         train, test = f"{letter}_train", f"{letter}_test"
         if test in arrays and arrays[train].shape[1:] != arrays[test].shape[1:]:
-            raise DataError(f"{test}: {arrays[test].shape} does not fit {train} {arrays[train].shape}")
+            with naming_source((files or {}).get(test)):
+                raise DataError(f"{test}: {arrays[test].shape} does not fit {train} {arrays[train].shape}")
     return arrays
+
+
+@contextmanager
+def naming_source(source: str | None, separator: str = ": ") -> Iterator[None]:
+    """Context whose DataErrors begin with `source`, the option or file that is at fault; None for no such beginning."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error) if source is None else f"{source}{separator}{error}") from None
 
 
 def _check_features(x: np.ndarray, name: str) -> None:

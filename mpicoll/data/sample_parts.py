@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpicoll.consensus import all_succeed, share
 from mpicoll.data import sample_files
 from mpicoll.data.distributed_arrays import DistributedArrays
-from mpicoll.data.sample_checks import check_arrays
+from mpicoll.data.sample_checks import check_arrays, naming_source
 from mpicoll.data.sample_tables import TABLES, read_table
 from mpicoll.data.user_paths import expanded
 from mpicoll.errors import DataError
@@ -86,25 +86,27 @@ def _expanded(pattern: str, option: str) -> list[str]:
 def _read(files: Sequence[str], config: TrainConfig) -> _Part:
     path, reals = Path(files[0]), config.task == "regression"
     columns: Sequence[str] = ()
+    sources = dict.fromkeys("xy", f"--dataset {path}")
     if path.suffix in TABLES:
-        columns, x, y = read_table(path, config.target, config.dtype, reals=reals)
+        with naming_source("--dataset", " "):
+            columns, x, y = read_table(path, config.target, config.dtype, reals=reals)
         arrays = {"x": x, "y": y}
     elif len(files) > 1:
-        arrays = {name: _read_array(Path(file)) for name, file in zip("xy", files, strict=True)}
+        sources["y"] = f"--labels {files[1]}"
+        arrays = {"x": _read_array("--dataset", path), "y": _read_array("--labels", Path(files[1]))}
     elif path.suffix == ".npz":
-        arrays = sample_files.read_npz(path)
+        with naming_source("--dataset", " "):
+            arrays = sample_files.read_npz(path)
         if "x" not in arrays:
-            raise DataError(f"{path}: has a test part; files that a pattern names have x and y")
+            raise DataError(f"--dataset {path}: has a test part; files that a pattern names have x and y")
     else:
-        raise DataError(f"{path}: not a file .csv, .parquet or .npz; files .npy and IDX files need --labels")
-    try:
-        return _Part(columns, check_arrays(arrays, reals=reals))
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(f"--dataset {path}: not a file .csv, .parquet or .npz; files .npy and IDX files need --labels")
+    return _Part(columns, check_arrays(arrays, reals=reals, files=sources))
 
 
-def _read_array(path: Path) -> np.ndarray:
-    return sample_files.read_idx(path) if is_idx(path.name) else sample_files.map_npy(path)
+def _read_array(option: str, path: Path) -> np.ndarray:
+    with naming_source(option, " "):
+        return sample_files.read_idx(path) if is_idx(path.name) else sample_files.map_npy(path)
 
 
 def _check_alike(facts: Sequence[dict[str, Any]], paths: Sequence[str]) -> None:

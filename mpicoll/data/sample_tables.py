@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +18,15 @@ import numpy as np
 
 from mpicoll.data.sample_files import naming
 from mpicoll.errors import DataError
+from mpicoll.quantities import counted
 
 TABLES = (".csv", ".parquet")
 _ROW_NBYTES = 16
 """Bytes of a number in a table that is read, and once more as it is used."""
 _CELL = re.compile(r"row (\d+), column (\d+)")
 """Place of a cell in NumPy's messages: it counts lines of numbers from 0, without empty ones, and columns from 1."""
+_RAGGED = re.compile(r"number of columns changed from (\d+) to (\d+) at row (\d+)")
+"""Beginning of NumPy's message on a row of another length; here it counts rows from 1."""
 
 
 class Table(NamedTuple):
@@ -104,7 +108,9 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
         if has_names and any(map(_is_number, names)):
             raise ValueError(f"the first line has numbers and names: {', '.join(names)[:100]}")
         try:
-            table = np.loadtxt(stream, np.float64, delimiter=",", skiprows=int(has_names), ndmin=2, comments=None)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that there are no rows, which is an error below
+                table = np.loadtxt(stream, np.float64, delimiter=",", skiprows=int(has_names), ndmin=2, comments=None)
         except ValueError as error:
             raise ValueError(_with_line(str(error), path, has_names)) from None
     if not table.size:
@@ -116,12 +122,15 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
 
 def _with_line(message: str, path: Path, has_names: bool) -> str:
     """Return a message of NumPy's with the line of the file, from 1, in place of its row."""
-    found = _CELL.search(message)
-    if found is None:
+    cell, ragged = _CELL.search(message), _RAGGED.search(message)
+    if cell is None and ragged is None:
         return message
     with path.open(encoding="utf-8-sig") as stream:
-        lines = [number for number, line in enumerate(stream, 1) if line.strip()]
-    return _CELL.sub(f"line {lines[int(found[1]) + has_names]}, column {found[2]}", message)
+        lines = [number for number, line in enumerate(stream, 1) if line.strip()][has_names:]
+    if ragged is not None:
+        return f"line {lines[int(ragged[3]) - 1]} has {counted(int(ragged[2]), 'column')}, those before {ragged[1]}"
+    assert cell is not None
+    return _CELL.sub(f"line {lines[int(cell[1])]}, column {cell[2]}", message)
 
 
 def _is_number(text: str) -> bool:

@@ -125,9 +125,10 @@ def test_parts_of_npz_npy_and_idx(tmp_path: Path) -> None:
 BAD_CSV = {
     "text": ("a,y\n1,red\n", "could not convert string 'red'"),
     "holes": ("a,y\n1,\n", "could not convert string ''"),
-    "ragged": ("1,2\n1,2,3\n", "number of columns changed"),
-    "empty": ("", "has no rows|no data"),
-    "only names": ("a,y\n", "has no rows|no data"),
+    "ragged": ("1,2\n1,2,3\n", "d.csv: line 2 has 3 columns, those before 2$"),
+    "ragged after names and an empty line": ("a,y\n1,2\n\n3,4\n5\n", "d.csv: line 5 has 1 column, those before 2$"),
+    "empty": ("", "d.csv: has no rows$"),
+    "only names": ("a,y\n", "d.csv: has no rows$"),
     "one column": ("1\n2\n", "has 1 columns; features and a target are needed"),
     "names twice": ("a,a\n1,2\n", "two columns have the same name"),
     "names and numbers": ("a,2\n1,2\n", "the first line has numbers and names: a, 2"),
@@ -140,14 +141,34 @@ BAD_CSV = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:loadtxt")
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", BAD_CSV)
 def test_bad_csv_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     content, message = BAD_CSV[kind]
     (tmp_path / "d.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=message) as caught:
         open_set("--dataset", str(tmp_path / "d.csv"))
-    assert "d.csv" in str(caught.value)
+    assert str(caught.value).startswith(f"--dataset {tmp_path / 'd.csv'}: ")
+
+
+def test_bad_labels_are_refused_with_option_and_file(tmp_path: Path) -> None:
+    for name, array in {"x": np.zeros((4, 2)), "short": [0, 1, 2], "below": [0, 1, 2, -1]}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    np.savez(tmp_path / "d.npz", x=np.zeros((4, 2)), y=[0, 1, 2, -1])
+    (tmp_path / "bad.npy").write_text("not an array")
+    x = ["--dataset", str(tmp_path / "x.npy"), "--labels"]
+    pattern = ["--dataset", str(tmp_path / "[x].npy"), "--labels"]
+    for words, option, file, reason in (
+        ([*x, f"{tmp_path}/short.npy"], "--labels", "short.npy", "y: shape (3,) does not give one label to each of 4"),
+        ([*x, f"{tmp_path}/below.npy"], "--labels", "below.npy", "y: label -1 is not in 0..65535"),
+        ([*x, f"{tmp_path}/bad.npy"], "--labels", "bad.npy", "the magic string is not correct"),
+        ([*pattern, f"{tmp_path}/[b]elow.npy"], "--labels", "below.npy", "y: label -1 is not in 0..65535"),
+        (["--dataset", f"{tmp_path}/d.npz"], "--dataset", "d.npz", "y: label -1 is not in 0..65535"),
+        (["--dataset", f"{tmp_path}/[d].npz"], "--dataset", "d.npz", "y: label -1 is not in 0..65535"),
+    ):
+        with pytest.raises(DataError) as caught:
+            open_set(*words)
+        assert str(caught.value).startswith(f"{option} {tmp_path / file}: {reason}")
 
 
 @pytest.mark.parametrize(
