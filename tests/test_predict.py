@@ -303,6 +303,8 @@ def test_a_drawing(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: s
         (["ring", "--fit"], "'ring' is not for --fit"),
         (["ring", "--segments", "4"], "--segments is not for ring, which has no segments"),
         (["--collective", "barrier", "--segments", "4"], "--segments is not for barrier, which has no segments"),
+        (["--machine", "none"], "--machine none: cannot be used as a machine file: No such file or directory\n"),
+        (["--plot", "/no/where/a.svg"], "--plot /no/where/a.svg: there is no folder /no/where\n"),
     ],
 )
 @pytest.mark.usefixtures("cache")

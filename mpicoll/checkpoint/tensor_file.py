@@ -128,7 +128,9 @@ def read_annotated_header(descriptor: int, path: Path) -> tuple[dict[str, Entry]
     if length < 8:
         raise CheckpointFailed(f"{path}: {length} bytes are too few for a safetensors file")
     (nbytes,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
-    if not 2 <= nbytes <= min(_MAX_HEADER, length - 8):
+    if nbytes > _MAX_HEADER:  # as of text, or of another binary format
+        raise CheckpointFailed(f"{path}: not a safetensors file")
+    if not 2 <= nbytes <= length - 8:
         raise CheckpointFailed(f"{path}: a header of {nbytes} bytes in a file of {length}")
     try:
         table = json.loads(os.pread(descriptor, nbytes, 8), object_pairs_hook=_without_duplicates)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll.environment import launched_rank, obstacle_to_write, silent_unless
-from mpicoll.errors import MpicollError
+from mpicoll.errors import MachineFileError, MpicollError
 from mpicoll.help_text import without_markup
 from mpicoll.predict.predictor import PredictedCase, Prediction, blocks, extrapolates, names, predict, taken
 from mpicoll.quantities import format_nbytes, format_seconds, parse_nbytes, positive, positive_number, table
@@ -102,7 +102,10 @@ def _fit(arguments: argparse.Namespace) -> int:
 def the_machine(path: Path | None) -> MachineDescription:
     """Return the machine of a file; without one, the machine that ``--fit`` saved, else a textbook machine."""
     if path is not None:
-        return machines.load(path)
+        try:
+            return machines.load(path)
+        except MachineFileError as error:
+            raise MachineFileError(f"--machine {error}") from None
     kept = machines.default_path()
     return machines.load(kept) if kept.exists() else machines.textbook()
 
@@ -112,6 +115,10 @@ def _answer(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(
             f"--size: {max(arguments.size)} ranks are more than {_MOST_RANKS}, the most that are simulated"
         )
+    if arguments.plot:
+        from mpicoll.predict.plot_predictions import check_file
+
+        check_file(arguments.plot)
     machine = the_machine(arguments.machine)
     if arguments.compression:
         return _crossovers(machine, arguments)

@@ -12,16 +12,29 @@ from mpicoll.predict.predictor import Prediction
 FORMATS = (".svg", ".png")
 
 
+def check_file(path: Path) -> None:
+    """Refuse a file that cannot be written.
+
+    Raises
+    ------
+    MpicollError
+        If the file's name does not end in one of `FORMATS`, or its folder is missing.
+    """
+    if path.suffix not in FORMATS:
+        raise MpicollError(f"--plot: {path} ends in none of {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise MpicollError(f"--plot {path}: there is no folder {path.parent}")
+
+
 def new_figure(path: Path, panels: int) -> Any:
     """Return an empty figure of matplotlib with room for some panels beside each other, to be written to `path`.
 
     Raises
     ------
     MpicollError
-        If the file's name does not end in one of `FORMATS`, or matplotlib is missing.
+        If the file cannot be written, see :func:`check_file`, or matplotlib is missing.
     """
-    if path.suffix not in FORMATS:
-        raise MpicollError(f"--plot: {path} ends in none of {', '.join(FORMATS)}")
+    check_file(path)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -50,4 +63,7 @@ def draw(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[Predictio
         place.legend(fontsize="small")
         place.grid(alpha=0.3)
     figure.suptitle(title)
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise MpicollError(f"--plot {path}: {error.strerror}") from None

@@ -262,7 +262,8 @@ def load(path: Path) -> MachineDescription:
             raise ValueError("it is too long")
         return parse(path.read_text())
     except (OSError, ValueError, RecursionError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
-        raise MachineFileError(f"the machine file {path} cannot be used: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise MachineFileError(f"{path}: cannot be used as a machine file: {reason}") from None
 
 
 def parse(text: str) -> MachineDescription:

@@ -14,6 +14,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.checkpoint import BackgroundSaves, Checkpoint, CheckpointStore, PerRank, Piece, Tensors, Whole
 from mpicoll.consensus import all_succeed
+from mpicoll.data.user_paths import expanded
 from mpicoll.errors import CheckpointFailed, NonFiniteLoss, UsageError
 from mpicoll.train.config import WITH_MOMENTUM, TrainConfig
 from mpicoll.train.loop import Loop, LoopCallback
@@ -50,7 +51,21 @@ class Saver(LoopCallback):
         writes = not (alone and comm.Get_rank())
         if config.background_checkpoints and writes:  # a thread makes the calls
             self._comm = self._comm.Dup()
+        all_succeed(comm, lambda: None if comm.Get_rank() else self._check_folder())
         all_succeed(comm, lambda: self._open() if writes else None)
+
+    def _check_folder(self) -> None:
+        """Refuse a folder that cannot be made, before ranks wait for each other to open it."""
+        if self._config.checkpoint is None:
+            return
+        folder, named = (
+            expanded(self._config.checkpoint, UsageError).absolute(),
+            f"--checkpoint {self._config.checkpoint}",
+        )
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{named}: is not a folder")
+        if not folder.parent.is_dir():
+            raise UsageError(f"{named}: there is no folder {folder.parent} to make it in")
 
     def _open(self) -> None:
         if self._config.checkpoint is not None:

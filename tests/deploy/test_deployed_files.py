@@ -175,6 +175,13 @@ def test_a_code_of_four_bits_that_is_never_written_is_refused(tmp_path: Path) ->
         read_model(path)
 
 
+def test_a_file_of_another_kind_is_refused_in_these_words(tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text("sepal,petal,kind\n1,2,0\n")
+    with pytest.raises(CheckpointFailed, match=r"some.csv: not a safetensors file$"):
+        read_model(path)
+
+
 @pytest.mark.parametrize(
     ("length", "reason"),
     [

@@ -100,6 +100,8 @@ def test_without_test_samples_there_is_no_accuracy(tmp_path):
         ("--dataset nowhere.npz", 1, "--dataset nowhere.npz: there is no such file"),
         ("--dataset synthetic:50x7 --model conv", 1, "needs images"),
         ("--lr 1e30", 1, "the loss became"),
+        ("--checkpoint /dev/null", 2, "error: --checkpoint /dev/null: is not a folder"),
+        ("--checkpoint /no/where/x", 2, "error: --checkpoint /no/where/x: there is no folder /no/where to make it in"),
     ],
 )
 def test_errors_are_one_line(options, status, message):

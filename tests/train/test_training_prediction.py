@@ -433,7 +433,8 @@ def test_the_heading_names_the_links(capsys: pytest.CaptureFixture[str], given: 
         (["--strategy", "sharded", "--compression", "sign"], "--compression sign is not for --strategy sharded"),
         (["--rate", "0mbit"], "--rate: 0 is not a positive rate"),
         (["--batch", "1024"], "takes 1024 samples, and synthetic:512x24x5 has 410 for training"),
-        (["--machine", "no such file"], "no such file"),
+        (["--machine", "none"], "--machine none: cannot be used as a machine file: No such file or directory\n"),
+        (["--plot", "/no/where/a.svg"], "--plot /no/where/a.svg: there is no folder /no/where\n"),
         (["--plot", "a.pdf"], "a.pdf ends in none of .svg, .png"),
     ],
 )
