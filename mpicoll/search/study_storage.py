@@ -194,7 +194,7 @@ def _check_facts(study: optuna.Study, settings: StudySettings) -> None:
     if odd:
         told = "; ".join(f"{name} was {there[name]!r}, is {settings.facts[name]!r}" for name in odd)
         raise UsageError(
-            f"--storage {settings.storage}: its study {settings.name} has other trials: {told}; "
+            f"--storage {settings.storage}: the study {settings.name!r} in it has other trials: {told}; "
             "--study NAME begins another study in this file"
         )
 
@@ -215,7 +215,7 @@ def open_study(storage: optuna.storages.BaseStorage | None, settings: StudySetti
     _check_facts(study, settings)
     if study.direction != direction:
         found = study.direction.name.lower()
-        raise UsageError(f"--storage {settings.storage}: its study {settings.name} is one to {found}")
+        raise UsageError(f"--storage {settings.storage}: the study {settings.name!r} in it is one to {found}")
     seed = settings.seed + len(study.get_trials(deepcopy=False)) * 1_000_003
     study.sampler = make_sampler(settings.sampler, seed % (1 << 32))
     study.pruner = make_pruner(settings.pruner, settings.most_reports, settings.reduction)

@@ -20,7 +20,7 @@ from mpicoll.search.member_transfer import State
 from mpicoll.search.population_settings import PopulationResult
 from mpicoll.search.search_options import SearchOptions
 from mpicoll.search.search_space import Parameter, check_meaning
-from mpicoll.search.trainer_objective import samples_of_space, with_values
+from mpicoll.search.trainer_objective import naming_space, samples_of_space, with_values
 from mpicoll.train.assembly import check_ranks, make_communicator, make_loop
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
@@ -68,7 +68,8 @@ class TrainerPopulation:
             raise UsageError("--steps: is not for --population; give --epochs")
         check_meaning(options.space, vars(self.config))
         for values in samples_of_space(options.space, vars(self.config)):
-            self.configured(values)
+            with naming_space(values):
+                self.configured(values)
         self.generations = -(-self.config.epochs // options.interval)
         self._dataset: Dataset | None = None
 

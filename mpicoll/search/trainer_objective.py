@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
@@ -70,7 +71,8 @@ class TrainerObjective:
         self._check_files()
         check_meaning(space, self.defaults)
         for values in samples_of_space(space, self.defaults):
-            self.configured(values, 0)
+            with naming_space(values):
+                self.configured(values, 0)
 
     def _check_files(self) -> None:
         other = self.configured({}, 1)
@@ -157,6 +159,20 @@ def with_values(fixed: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     A fixed option is taken out even where its value would be overridden: None and False are written by leaving it out.
     """
     return [*without(fixed, values), *(text for name, value in values.items() for text in written(name, value))]
+
+
+@contextmanager
+def naming_space(values: Mapping[str, Any]) -> Iterator[None]:
+    """Context in which the trainer's errors about `values`, by the options' names, are told in the words of --space."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error)
+        for name, value in values.items():
+            option = name.replace("_", "-")
+            if text.startswith(blamed := f"argument --{option}: "):
+                raise UsageError(f"--space {option}={value}: {text.removeprefix(blamed)}") from None
+        raise UsageError(f"--space: {text}") from None
 
 
 def samples_of_space(space: Sequence[Parameter], defaults: Mapping[str, Any]) -> Iterator[dict[str, Value]]:

@@ -325,7 +325,7 @@ def test_storage_that_is_something_else_or_in_use(comm: Intracomm, shared_folder
             pass
     comm.Barrier()
     run(quadratic, trials=1, comm=comm, storage=str(path), direction="maximize", **OPTIONS)
-    with pytest.raises(UsageError, match="is one to maximize"):
+    with pytest.raises(UsageError, match="the study 'study' in it is one to maximize"):
         run(quadratic, trials=1, comm=comm, storage=str(path), **OPTIONS)
 
 
@@ -385,10 +385,10 @@ def test_a_run_that_diverges_fails_and_others_are_pruned(comm: Intracomm) -> Non
         ("lrate=0..1", "", "--space lrate: not an option"),
         ("json=a,b", "", "--space json: not an option"),
         ("batch=0,32", "", "'0' is not a whole number"),
-        ("lr=-1..1", "", "--lr: '-1.0' is not"),
+        ("lr=-1..1", "", "--space lr=-1.0: '-1.0' is not a number of at least 0"),
         ("lr=0..1", "--checkpoint folder", "--checkpoint folder: the same in all trials"),
         ("lr=0..1", "--epochs x", "--epochs"),
-        ("optimizer=sgd,adam beta1=0..2", "", "--beta1"),
+        ("optimizer=sgd,adam beta1=0..2", "", "--space beta1=2.0: '2.0' is not a number of at least 0 and below 1"),
     ],
 )
 def test_options_that_the_trainer_refuses_are_refused_before_the_first_trial(space: str, fixed: str, says: str) -> None:

@@ -73,6 +73,9 @@ def test_alexnet_has_filters() -> None:
         ("nesterov=0..1", "", "--space nesterov=0.0: true or false, an option that is given or not"),
         ("filters=4,8", "", "--space filters: is for --model conv or alexnet, not mlp"),
         ("batch-norm=none,local", "--model conv", "--space batch-norm: is for --model mlp or alexnet, not conv"),
+        ("lr=abc", "", "--space lr=abc: 'abc' is not a number of at least 0"),
+        ("lr=0.1,abc", "", "--space lr=abc: 'abc' is not a number of at least 0"),
+        ("nesterov=true", "--momentum 0", "--space: --nesterov needs --optimizer momentum and a --momentum above 0"),
         ("trust=1e-4..1e-2 optimizer=sgd,adam", "", "--space trust: is for --optimizer lars, not sgd, adam"),
     ],
 )
@@ -85,6 +88,9 @@ def test_what_no_trial_would_choose_is_refused(space: str, fixed: str, says: str
 def test_what_no_member_would_choose_is_refused() -> None:
     words = ["--population", "4", "--space", "trust=log:1e-4..1e-2", "--", "--dataset", "synthetic:80x4x2"]
     with pytest.raises(UsageError, match="--space trust: is for --optimizer lars, not momentum"):
+        TrainerPopulation(parse_search(words))
+    words[3] = "lr=abc"
+    with pytest.raises(UsageError, match=r"^--space lr=abc: 'abc' is not a number of at least 0$"):
         TrainerPopulation(parse_search(words))
 
 
