@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--max-mb",
-        type=whole_number,
+        type=_megabytes,
         default=16,
         help="largest message size in MB; 0 for one size (default: %(default)s)",
     )
@@ -68,6 +68,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--library", action="store_true", help=library)
     add("--dry-run", action="store_true", help="measure and print, but write no table")
     return parser
+
+
+def _megabytes(text: str) -> int:
+    try:
+        return whole_number(text)
+    except argparse.ArgumentTypeError:
+        reason = f"is not a whole number of MB (2^20 bytes); 0 measures {_FIRST} bytes alone"
+        raise argparse.ArgumentTypeError(f"{text!r} {reason}") from None
 
 
 def _compressor(text: str) -> str:

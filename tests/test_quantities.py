@@ -38,6 +38,13 @@ def test_tune_refuses_a_time_that_is_none(text: str, capsys: pytest.CaptureFixtu
     assert "--seconds" in capsys.readouterr().err
 
 
+def test_tune_says_that_sizes_are_whole_megabytes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        tune.make_parser().parse_args(["--max-mb", "0.1"])
+    reason = "--max-mb: '0.1' is not a whole number of MB (2^20 bytes); 0 measures 8 bytes alone\n"
+    assert capsys.readouterr().err.endswith(reason)
+
+
 @pytest.mark.parametrize("nbytes", [1, 96, 4096, 1 << 20, 3 << 30, 4097])
 def test_numbers_of_bytes_are_read_as_they_are_written(nbytes: int) -> None:
     assert parse_nbytes(format_nbytes(nbytes)) == nbytes

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from mpicoll import __version__
 from mpicoll.errors import UsageError
 from mpicoll.train.config import parse_synthetic
-from mpicoll.train.option_types import names
+from mpicoll.train.option_types import integer, names
 from mpicoll.train.options import HelpRequested
 
 _DESCRIPTION = """\
@@ -76,15 +76,6 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def _integer(least: int):  # type: ignore[no-untyped-def]
-    def convert(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or len(text) > 15 or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return convert
-
-
 def _real(least: float, most: float, *, open_start: bool = False, open_end: bool = False):  # type: ignore[no-untyped-def]
     def convert(text: str) -> float:
         try:
@@ -116,7 +107,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--test-fraction", type=_real(0, 1, open_end=True), metavar="X",
                        help="fraction that is held out for testing "
                        "(default: as when the model was trained)")  # fmt: skip
-    group.add_argument("--seed", type=_integer(0), metavar="N", help="seed of the split, of the order of samples and "
+    group.add_argument("--seed", type=integer(0), metavar="N", help="seed of the split, of the order of samples and "
                        "of initial weights (default: as when the model was trained)")  # fmt: skip
 
 
@@ -136,9 +127,9 @@ def _add_output(parser: argparse.ArgumentParser, *, file: str | None) -> None:
 def _add_training(parser: argparse.ArgumentParser, *, epochs: int | None, rate: float) -> None:
     group = parser.add_argument_group("training")
     if epochs is not None:
-        group.add_argument("--epochs", type=_integer(0), default=epochs, metavar="N",
+        group.add_argument("--epochs", type=integer(0), default=epochs, metavar="N",
                            help="passes over the data (default: %(default)s)")  # fmt: skip
-    group.add_argument("--batch", type=_integer(1), default=64, metavar="N",
+    group.add_argument("--batch", type=integer(1), default=64, metavar="N",
                        help="samples of a step, over all ranks (default: %(default)s)")  # fmt: skip
     group.add_argument("--lr", type=_real(0, 1e6), default=rate, metavar="X",
                        help="largest learning rate; it falls to 0 as a cosine (default: %(default)s)")  # fmt: skip
@@ -163,12 +154,12 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--activations", choices=("int8", "none"), default="int8", help="int8: inputs of layers have "
                        "codes of 8 bits, and products are "
                        "computed in integers; none: float32 (default: int8)")  # fmt: skip
-    group.add_argument("--calibrate", type=_integer(1), default=512, metavar="N",
+    group.add_argument("--calibrate", type=integer(1), default=512, metavar="N",
                        help="training samples whose activations set the ranges (default: %(default)s)")  # fmt: skip
     group.add_argument("--percentile", type=_real(50, 100, open_start=True), default=100.0, metavar="P",
                        help="percent of the activations within the range; 100: minimum and maximum "
                        "(default: %(default)g)")  # fmt: skip
-    group.add_argument("--qat", type=_integer(0), default=0, metavar="EPOCHS", help="epochs of quantisation-aware "
+    group.add_argument("--qat", type=integer(0), default=0, metavar="EPOCHS", help="epochs of quantisation-aware "
                        "training (default: %(default)s)")  # fmt: skip
     _add_training(parser, epochs=None, rate=0.01)
 
@@ -195,19 +186,19 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
                        "holds the whole teacher; auto: parts if whole teachers would take more than half of the memory "
                        "that is left to a node's ranks (default: auto)")  # fmt: skip
     _add_loss(group, "the teacher", 0.5)
-    group.add_argument("--labeled", type=_integer(1), metavar="N", help="training samples, drawn by --seed, whose "
+    group.add_argument("--labeled", type=integer(1), metavar="N", help="training samples, drawn by --seed, whose "
                        "labels are used; the others have the teacher's logits alone, and are left out with --alpha 0 "
                        "(default: all)")  # fmt: skip
     group.add_argument("--model", choices=DEPLOYABLE, default="mlp",
                        help="kind of the new model (default: %(default)s)")  # fmt: skip
     group.add_argument("--hidden", type=_widths, metavar="N[,N...]", help="widths of the hidden layers of mlp")
-    group.add_argument("--filters", type=_integer(1), metavar="N", help="filters of conv")
+    group.add_argument("--filters", type=integer(1), metavar="N", help="filters of conv")
     _add_training(parser, epochs=40, rate=0.05)
 
 
 def _add_lowrank(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("factors")
-    group.add_argument("--rank", type=_integer(1), metavar="R", help="rank of every product")
+    group.add_argument("--rank", type=integer(1), metavar="R", help="rank of every product")
     group.add_argument("--energy", type=_real(0, 1, open_start=True), metavar="X", help="share of the squares of the "
                        "singular values that a product keeps, such as 0.99")  # fmt: skip
     _add_training(parser, epochs=0, rate=0.02)

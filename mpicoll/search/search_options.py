@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from mpicoll.errors import UsageError
 from mpicoll.search.search_space import Parameter, parse_space
+from mpicoll.train.option_types import integer
 from mpicoll.train.options import HelpRequested
 
 SAMPLERS = ("tpe", "random", "grid", "cmaes")
@@ -100,15 +101,6 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def _integer(least: int):  # type: ignore[no-untyped-def]
-    def convert(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return convert
-
-
 def _fraction(text: str) -> float:
     try:
         value = float(text)
@@ -148,14 +140,14 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--group",
-        type=_integer(1),
+        type=integer(1),
         default=1,
         metavar="N",
         help="ranks of a trial; the number of ranks is divisible by it (default: %(default)s)",
     )
     group.add_argument(
         "--trials",
-        type=_integer(1),
+        type=integer(1),
         metavar="N",
         help="trials of the study, those of earlier runs included (default: 32; with --sampler grid all points, "
         "and never more)",
@@ -169,7 +161,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--points",
-        type=_integer(2),
+        type=integer(2),
         default=4,
         metavar="N",
         help="with --sampler grid: values of a range without a step (default: %(default)s)",
@@ -188,7 +180,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--reduction",
-        type=_integer(2),
+        type=integer(2),
         default=3,
         metavar="N",
         help="asha and hyperband: trials are "
@@ -202,7 +194,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--sampler-seed",
-        type=_integer(0),
+        type=integer(0),
         default=0,
         metavar="N",
         help="seed of the sampler, and of a population's decisions (default: %(default)s)",
@@ -225,11 +217,11 @@ def _add_population(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--population",
-        type=_integer(2),
+        type=integer(2),
         metavar="N",
         help="members, at least one for each group; --space then has options that may change between epochs",
     )
-    group.add_argument("--interval", type=_integer(1), metavar="EPOCHS", help="epochs of a generation (default: 1)")
+    group.add_argument("--interval", type=integer(1), metavar="EPOCHS", help="epochs of a generation (default: 1)")
     group.add_argument(
         "--quantile",
         type=_fraction,

@@ -141,6 +141,11 @@ def _check_compression(options: dict[str, Any]) -> None:
 def _checked_compressor(option: str, spec: str, dtype: str) -> Compressor:
     from mpicoll.compression import compressor
 
+    if spec.strip().split(":")[0] == "auto":
+        raise UsageError(
+            f"{option} {spec}: auto compresses where measured times say so, on which results of training must not "
+            "depend; name a compressor"
+        )
     try:
         made = compressor(spec)
     except ValueError as error:

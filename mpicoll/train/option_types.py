@@ -9,6 +9,7 @@ from typing import Any
 
 from mpicoll.train.config import MODELS, OWN_MODEL
 
+_MOST_DIGITS = 18
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -16,7 +17,9 @@ def integer(least: int) -> Any:
     """Return a converter to whole numbers of at least `least`."""
 
     def convert(text: str) -> int:
-        if not re.fullmatch(r"\d{1,18}", text) or int(text) < least:
+        if re.fullmatch(r"[0-9]+", text) and len(text) > _MOST_DIGITS:
+            raise argparse.ArgumentTypeError(f"{text!r:.60} is too large, with more than {_MOST_DIGITS} digits")
+        if not re.fullmatch(r"[0-9]+", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
         return int(text)
 

@@ -45,6 +45,7 @@ WRONG = [
     (["export", "a", *OUT], "must end in .onnx"),
     (["quantize", "a", "--weights", "int3", *OUT], "int3"),
     (["quantize", "a", "--calibrate", "0", *OUT], "at least 1"),
+    (["evaluate", "a", "--seed", "9" * 20], f"--seed: '{'9' * 20}' is too large, with more than 18 digits"),
     (["quantize", "a", "--percentile", "50", *OUT], "above 50"),
     (["lowrank", "a", *OUT], "either --rank or --energy"),
     (["lowrank", "a", "--rank", "3", "--energy", "0.9", *OUT], "either --rank or --energy"),

@@ -70,6 +70,8 @@ def test_options_arrive():
         ("--offload x", "--offload is for sharded strategies, not --strategy replicated"),
         ("--offload x --mode ps", "--offload is for sharded strategies, not --strategy parameter_server"),
         ("--batch 0", "--batch"),
+        ("--seed 99999999999999999999", "--seed: '99999999999999999999' is too large, with more than 18 digits"),
+        ("--compression auto:int8", "--compression auto:int8: auto compresses where measured times say so"),
         ("--batch -1", "--batch"),
         ("--batch 1.5", "--batch"),
         ("--batch ٣x", "--batch"),
