@@ -11,7 +11,7 @@ from typing import Any
 
 from mpicoll import __version__
 from mpicoll.errors import MpicollError
-from mpicoll.quantities import format_nbytes, parse_nbytes, positive
+from mpicoll.quantities import counted, format_nbytes, parse_nbytes, positive
 from mpicoll.schedules import ALGORITHMS, Schedule, find_any
 from mpicoll.schedules.collective_table import COLLECTIVES
 from mpicoll.schedules.cost import Machine
@@ -72,7 +72,7 @@ def _explain_shared(arguments: argparse.Namespace) -> list[str]:
     long = arguments.bytes > _SLOT_NBYTES and collective != "barrier"
     way = "in chunks or parts, on the buffers themselves" if long else "through slots, each rank by itself"
     title = f"{collective} · {arguments.name}: loads and stores in memory that the ranks of a node share, {way}"
-    lines = [title, f"{size} ranks, {format_nbytes(arguments.bytes)}"]
+    lines = [title, f"{counted(size, 'rank')}, {format_nbytes(arguments.bytes)}"]
     single_copy = arguments.name == "single_copy"
     if single_copy:
         lines.append("the system copies private memory from process to process")
@@ -91,7 +91,7 @@ def _explain_counted(arguments: argparse.Namespace) -> list[str]:
     shown = _shown_ranks(arguments, size, [root, (root + 1) % size][:size])
     lines = [
         f"{kind} · shared: one round in memory that the ranks of a node share; only the root knows all counts",
-        f"{size} ranks",
+        f"{counted(size, 'rank')}",
     ]
     for rank in shown:
         lines += ["", *draw_counted(kind.removesuffix("v"), rank, root=root)]
@@ -115,8 +115,13 @@ def _proof(arguments: argparse.Namespace, collective: str, size: int) -> list[st
 
     number = prove_collective(collective, size)
     if not number:
-        raise MpicollError(f"--verify: the simulated slots have no room for the table of {size} ranks; 16 ranks fit")
-    return ["", f"verified for {size} ranks: {number} sequences of one and two operations, in every interleaving"]
+        raise MpicollError(
+            f"--verify: the simulated slots have no room for the table of {counted(size, 'rank')}; 16 ranks fit"
+        )
+    return [
+        "",
+        f"verified for {counted(size, 'rank')}: {number} sequences of one and two operations, in every interleaving",
+    ]
 
 
 def _explain_hierarchy(arguments: argparse.Namespace) -> list[str]:
@@ -137,13 +142,16 @@ def _explain_hierarchy(arguments: argparse.Namespace) -> list[str]:
     segments = node_composition.segments_for(arguments.bytes) if collective == "allreduce" else 1
     lines = [
         f"{collective} · hierarchy: shared memory inside nodes, messages along lanes",
-        f"{size} ranks on {len(sizes)} nodes, {format_nbytes(arguments.bytes)}",
+        f"{counted(size, 'rank')} on {counted(len(sizes), 'node')}, {format_nbytes(arguments.bytes)}",
         "",
         *draw(collective, sizes, segments=segments),
     ]
     if arguments.verify:
         node_composition.verify(collective, sizes, root=arguments.root, segments=segments)
-        lines += ["", f"verified for {size} ranks on {len(sizes)} nodes, given that its parts are correct"]
+        lines += [
+            "",
+            f"verified for {counted(size, 'rank')} on {counted(len(sizes), 'node')}, given that its parts are correct",
+        ]
     return lines
 
 
@@ -161,7 +169,7 @@ def _explain_collective(arguments: argparse.Namespace) -> list[str]:
     )
     return [
         f"{collective} · algorithms by messages, the cheapest first",
-        f"{size} ranks, {machine.describe(arguments.bytes)}",
+        f"{counted(size, 'rank')}, {machine.describe(arguments.bytes)}",
         "",
         *rows,
         "",
@@ -243,7 +251,7 @@ def _explain_schedules(arguments: argparse.Namespace) -> list[str]:
         lines += ["", *_data(schedules, values, arguments.op)]
     if arguments.verify:
         verify(algorithm, size, root=arguments.root, segments=arguments.segments)
-        lines += ["", f"verified for {size} ranks"]
+        lines += ["", f"verified for {counted(size, 'rank')}"]
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -79,6 +79,12 @@ def counted(count: int, what: str, plural: str | None = None) -> str:
     `plural` is for names that take no ``s``.
     """
     return f"{count} {what if count == 1 else plural or what + 's'}"
+
+
+def alternatives(words: Iterable[str]) -> str:
+    """Return words as a choice between them: ``adam``, ``adam or lamb``, ``adam, adamw or lamb``."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[list[str]]:

@@ -231,6 +231,8 @@ def test_one_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--fit measures your machine" in text
     assert run(capsys, "ring", "--size", "1024", "--nbytes", "64MB") == text
     assert "bruck" in run(capsys, "bruck", "--nbytes", "1K")
+    text = run(capsys, "ring", "--nbytes", "1K", "--wire-ratio", "0.25")
+    assert "compressed to 0.25 of the bytes, encoded and decoded in no time\n" in text
 
 
 def test_the_winners(capsys: pytest.CaptureFixture[str], cache: Path) -> None:

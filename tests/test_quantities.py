@@ -8,6 +8,7 @@ import pytest
 
 from mpicoll import tune
 from mpicoll.quantities import (
+    alternatives,
     counted,
     format_nbytes,
     parse_nbytes,
@@ -73,3 +74,8 @@ def test_a_whole_number_may_be_0() -> None:
 def test_one_of_a_kind_is_in_the_singular() -> None:
     assert [counted(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
     assert [counted(number, "class", "classes") for number in (1, 2)] == ["1 class", "2 classes"]
+
+
+def test_words_to_choose_from_are_listed() -> None:
+    words = ("adam", "adamw", "lamb")
+    assert [alternatives(words[:count]) for count in (1, 2, 3)] == ["adam", "adam or adamw", "adam, adamw or lamb"]

@@ -14,6 +14,7 @@ from typing import Any
 from mpicoll.checkpoint.durable_files import file_name
 from mpicoll.checkpoint.tensor_file import dtype_of, is_count, is_shape
 from mpicoll.checkpoint.write_assignment import TensorLayout, check_tiling, is_name, piece_key
+from mpicoll.quantities import counted
 
 NAME = "manifest.json"
 MAX_BYTES = 1 << 26
@@ -138,7 +139,7 @@ def _checked(said: dict[str, Any], step: int) -> Manifest:
     if not isinstance(said["facts"], dict):
         raise ValueError(f"has facts {said['facts']!r:.40}, which are not an object")
     if not isinstance(files, dict) or list(files) != sorted(file_name(rank) for rank in range(size)):
-        raise ValueError(f"does not name the files of {size} ranks, and no others")
+        raise ValueError(f"does not name the files of {counted(size, 'rank')}, and no others")
     if not isinstance(tensors, dict):
         raise ValueError("has no table of tensors")
     for name, tensor in tensors.items():

@@ -254,7 +254,9 @@ def open_checkpoint(
         else:
             checkpoint.rejected = rejected
             return checkpoint
-    others = f"; nor can any of {len(rejected) - 1} older ones be used" if len(rejected) > 1 else ""
+    older = len(rejected) - 1
+    which = "the older one" if older == 1 else f"any of {older} older ones"
+    others = f"; nor can {which} be used" if older else ""
     raise CheckpointFailed(rejected[0].reason + others)
 
 

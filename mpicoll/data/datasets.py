@@ -23,6 +23,7 @@ from mpicoll.data.text_samples import BYTES, load_text
 from mpicoll.data.user_paths import expanded
 from mpicoll.errors import DataError, named_ranks
 from mpicoll.gradients import differing_ranks
+from mpicoll.quantities import counted
 from mpicoll.train.config import Synthetic, TrainConfig, is_parts, is_text, parse_synthetic
 
 _SPLIT = 0x5F3759DF
@@ -313,7 +314,9 @@ def stored(
 def _test_count(count: int, config: TrainConfig) -> int:
     held_out = round(count * config.test_fraction)
     if held_out >= count:
-        raise DataError(f"--test-fraction {config.test_fraction:g} of {count} samples leaves none to train on")
+        raise DataError(
+            f"--test-fraction {config.test_fraction:g} of {counted(count, 'sample')} leaves none to train on"
+        )
     return held_out
 
 

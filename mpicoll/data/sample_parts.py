@@ -18,6 +18,7 @@ from mpicoll.data.sample_checks import check_arrays, naming_source
 from mpicoll.data.sample_tables import TABLES, read_table
 from mpicoll.data.user_paths import expanded
 from mpicoll.errors import DataError
+from mpicoll.quantities import counted
 from mpicoll.train.config import TrainConfig, is_idx
 
 _SHOWN = 200
@@ -70,7 +71,7 @@ def _matching(config: TrainConfig) -> list[list[str]]:
     labels = _expanded(config.labels, "--labels")
     if len(labels) != len(samples):
         raise DataError(
-            f"--labels {config.labels}: {len(labels)} files do not fit the {len(samples)} of --dataset {config.dataset}"
+            f"--labels {config.labels}: {counted(len(labels), 'file')} for {len(samples)} of --dataset {config.dataset}"
         )
     return [list(pair) for pair in zip(samples, labels, strict=True)]
 

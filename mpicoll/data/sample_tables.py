@@ -69,7 +69,7 @@ def read_table(path: Path, targets: Sequence[str], dtype: str, *, reals: bool) -
         if len(set(names)) < len(names):
             raise ValueError("two columns have the same name")
         if len(names) < 2:
-            raise ValueError(f"has {len(names)} columns; features and a target are needed")
+            raise ValueError(f"has {counted(len(names), 'column')}; features and a target are needed")
         if missing := [name for name in targets if name not in names]:
             raise ValueError(f"has no column {missing[0]!r}; the columns are {', '.join(names)}")
         chosen = [names.index(name) for name in targets] or [len(names) - 1]
@@ -116,7 +116,7 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
     if not table.size:
         raise ValueError("has no rows")
     if has_names and len(names) != table.shape[1]:
-        raise ValueError(f"has {len(names)} names and {table.shape[1]} columns")
+        raise ValueError(f"has {counted(len(names), 'name')} and {counted(table.shape[1], 'column')}")
     return names if has_names else list(map(str, range(table.shape[1]))), [_narrowed(column) for column in table.T]
 
 

@@ -15,6 +15,7 @@ from mpicoll.consensus import all_succeed
 from mpicoll.data.user_paths import expanded
 from mpicoll.errors import DataError
 from mpicoll.gradients import differing_ranks
+from mpicoll.quantities import counted
 from mpicoll.train.config import TrainConfig, parse_synthetic_text
 
 BYTES = 256
@@ -85,8 +86,9 @@ def load_text(config: TrainConfig, comm: MPI.Intracomm) -> tuple[TextSamples, Te
     held_out = round(count * config.test_fraction)
     if count - held_out < 1:
         raise DataError(
-            f"{config.dataset}: {sum(map(len, texts))} bytes in {len(texts)} files give {count} samples of --context "
-            f"{config.context} and the byte after it, of which --test-fraction leaves none to train on"
+            f"{config.dataset}: {counted(sum(map(len, texts)), 'byte')} in {counted(len(texts), 'file')} give "
+            f"{counted(count, 'sample')} of --context {config.context} and the byte after it, "
+            "of which --test-fraction leaves none to train on"
         )
     train, test = ((0, count - held_out), (count - held_out, count))
     return TextSamples(texts, config.context, *train), TextSamples(texts, config.context, *test)

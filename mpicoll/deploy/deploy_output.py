@@ -11,7 +11,7 @@ from mpicoll.data.user_paths import expanded
 from mpicoll.deploy.deploy_options import TABLES, DeployOptions
 from mpicoll.deploy.evaluation import Evaluation
 from mpicoll.errors import UsageError
-from mpicoll.quantities import format_seconds, table
+from mpicoll.quantities import counted, format_seconds, table
 from mpicoll.train.run_report import check_writable, say, write_json
 
 _HEAD = ("model", "accuracy", "bytes", "", "MAC", "not 0", "latency", "samples/s", "")
@@ -86,8 +86,9 @@ def _lines(more: dict[str, Any]) -> Iterator[str]:
     """Yield lines on the teacher, on the file that was written, and on its comparison with onnxruntime."""
     if (teacher := more.get("sharded_teacher")) is not None:
         yield (
-            f"teacher: {teacher['whole_nbytes']:,} bytes of parameters, divided among {teacher['ranks']} ranks, which "
-            f"held {teacher['nbytes']:,} bytes each, with a buffer for a layer"
+            f"teacher: {teacher['whole_nbytes']:,} bytes of parameters, divided among "
+            f"{counted(teacher['ranks'], 'rank')}, which held {teacher['nbytes']:,} bytes each, "
+            "with a buffer for a layer"
         )
     if "file" in more:
         yield f"{more['file']}: {more['file_nbytes']:,} bytes"

@@ -25,6 +25,7 @@ from mpicoll.deploy.sharded_model import ShardedModel, facts_of
 from mpicoll.deploy.teacher_placement import load_teacher
 from mpicoll.errors import UsageError, named_ranks
 from mpicoll.gradients import differing_ranks
+from mpicoll.quantities import counted
 
 _COMPARED = 1024
 """Largest number of samples whose outputs are compared."""
@@ -130,6 +131,7 @@ def _check_same_shape(models: Named) -> None:
     for name, model in models:
         if (model.input_count, model.class_count) != (first.input_count, first.class_count):
             raise UsageError(
-                f"{name}: {model.input_count} features and {model.class_count} classes, {models[0][0]} has "
+                f"{name}: {counted(model.input_count, 'feature')} and "
+                f"{counted(model.class_count, 'class', 'classes')}, {models[0][0]} has "
                 f"{first.input_count} and {first.class_count}"
             )

@@ -23,6 +23,7 @@ from mpicoll.deploy.deployed_file import FORMAT, described_model
 from mpicoll.deploy.deployed_model import DeployedModel, ModelProperties
 from mpicoll.deploy.layer_sources import ModelSource, OpenFile, opened_file
 from mpicoll.errors import CheckpointFailed, DataError, named_ranks
+from mpicoll.quantities import counted
 from mpicoll.train.config import BATCH_NORMS, DTYPES, TrainConfig
 from mpicoll.train.model_choice import build_model
 
@@ -113,7 +114,8 @@ def load_data(model: ModelProperties, given: dict[str, Any], comm: MPI.Intracomm
     dataset = load(data_config(model, given), comm)
     if dataset.feature_count != model.input_count or dataset.class_count > model.class_count:
         raise DataError(
-            f"{data_config(model, given).dataset}: {dataset.feature_count} features and {dataset.class_count} classes "
+            f"{data_config(model, given).dataset}: {counted(dataset.feature_count, 'feature')} and "
+            f"{counted(dataset.class_count, 'class', 'classes')} "
             f"do not fit the model's {model.input_count} and {model.class_count}"
         )
     return dataset
@@ -147,7 +149,7 @@ def _from_checkpoint(folder: Path, given: dict[str, Any], comm: MPI.Intracomm) -
     if "parameters" not in found.vectors:
         raise CheckpointFailed(f"{folder}: has no vector parameters; models of --tensor and --pipeline are not read")
     layers = attempt(comm, lambda: checkpoint_layers(found, model, str(folder)))
-    return ModelSource(str(folder), layers, data, (f"trained for {found.step} steps",))
+    return ModelSource(str(folder), layers, data, (f"trained for {counted(found.step, 'step')}",))
 
 
 def _config_of(facts: Any, folder: Path) -> TrainConfig:

@@ -193,8 +193,8 @@ def _heading(machine: MachineDescription, arguments: argparse.Namespace, wire: W
         )
     lines.append(f"ranks per node: {arguments.ranks_per_node}")
     if wire != machines.IDENTITY:
-        speed = f"{arguments.codec_gbps:g} GB/s" if arguments.codec_gbps else "no time"
-        lines.append(f"compressed to {wire.ratio:g} of the bytes, encoded and decoded at {speed}")
+        speed = f"at {arguments.codec_gbps:g} GB/s" if arguments.codec_gbps else "in no time"
+        lines.append(f"compressed to {wire.ratio:g} of the bytes, encoded and decoded {speed}")
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpicoll.quantities import table
+from mpicoll.quantities import counted, table
 from mpicoll.schedules.algorithms import Algorithm
 from mpicoll.schedules.cost import Machine, price, traffic
 from mpicoll.schedules.replay import Event, Posting, Replay, initial_vectors
@@ -186,7 +186,7 @@ def explain(
     first = schedules[0]
     window = f", {first.window} steps in flight" if first.window > 1 else ""
     title = f"{algorithm.collective} · {algorithm.name}: {algorithm.summary}"
-    shape = f"{first.size} ranks, {first.chunks} chunk{'s' * (first.chunks > 1)}{window}"
+    shape = f"{counted(first.size, 'rank')}, {counted(first.chunks, 'chunk')}{window}"
     if any(recv.reduce is not Reduce.COPY for s in schedules for step in s.steps for recv in step.recvs):
         shape += "; operands in " + ("rank order" if algorithm.ordered else "a fixed order that is not rank order")
     legend = "c→r: chunk c is sent to rank r;  +c←r: received from r and reduced;  c←r: received and stored"

@@ -120,7 +120,10 @@ def _run_study(options: SearchOptions, world: MPI.Intracomm) -> None:
     if result.study is not None:
         _publish(result, options, objective)
     if result.best_number is None and result.counts["failed"]:
-        raise TrainingError(f"{result.counts['failed']} trials have failed, and none is complete")
+        failed = result.counts["failed"]
+        raise TrainingError(
+            f"{counted(failed, 'trial')} {'has' if failed == 1 else 'have'} failed, and none is complete"
+        )
 
 
 def _publish(result: StudyResult, options: SearchOptions, objective: TrainerObjective) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpicoll.quantities import counted
 from mpicoll.search.population_settings import COPIED, FAILED, MemberRecord, PopulationResult, as_json
 from mpicoll.search.search_options import METRICS, SearchOptions
 from mpicoll.search.search_space import Choice, Parameter, Range
@@ -96,7 +97,7 @@ def summary_of_population(result: PopulationResult, options: SearchOptions) -> s
     copies = sum(record.source != record.member for record in result.history)
     failures = sum(record.state == FAILED for record in result.history)
     lines = [f"generations: {generations}, {result.new_generations} of them in {result.seconds:.1f} s; "
-             f"{copies} members copied, {failures} failed"]  # fmt: skip
+             f"{counted(copies, 'member')} copied, {failures} failed"]  # fmt: skip
     if result.stopped:
         lines.append("stopped; the same command goes on" if options.storage else "stopped")
     if result.best_number is None:
@@ -136,7 +137,7 @@ def draw_population(result: PopulationResult, space: Sequence[Parameter], metric
             axes.set_yscale("log")
         if isinstance(parameter, Choice):
             axes.set_yticks(range(len(parameter.values)), [str(value) for value in parameter.values])
-    panels[0].set(ylabel=metric, title=f"{len(members)} members; black: what led to the best")
+    panels[0].set(ylabel=metric, title=f"{counted(len(members), 'member')}; black: what led to the best")
     panels[-1].set(xlabel="generation")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=120)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mpicoll.errors import UsageError
+from mpicoll.quantities import counted
 from mpicoll.search.search_space import Parameter
 
 TRAINED, COPIED, FAILED = "trained", "copied", "failed"
@@ -39,7 +40,7 @@ class PopulationSettings:
             Naming the setting and its value.
         """
         if group < 1 or size % group:
-            raise UsageError(f"--group {group}: {size} ranks cannot be divided into groups of {group}")
+            raise UsageError(f"--group {group}: {counted(size, 'rank')} cannot be divided into groups of {group}")
         if self.members < max(2, size // group):
             raise UsageError(
                 f"--population {self.members}: is not at least 2, and one for each of the {size // group} groups"

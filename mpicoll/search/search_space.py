@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mpicoll.errors import UsageError
+from mpicoll.quantities import alternatives
 
 Value = float | int | str | bool | None
 _KINDS = {"": (False, False), "log": (True, False), "int": (False, True), "logint": (True, True)}
@@ -210,7 +211,7 @@ def check_meaning(space: Sequence[Parameter], defaults: Mapping[str, Any]) -> No
         values = chosen.get(owner, [defaults.get(owner)])
         if not any(applies(name, {owner: value}) for value in values):
             option, said = name.replace("_", "-"), ", ".join(map(str, values))
-            raise UsageError(f"--space {option}: is for --{owner} {' or '.join(owned)}, not {said}")
+            raise UsageError(f"--space {option}: is for --{owner} {alternatives(owned)}, not {said}")
 
 
 def grid(space: Sequence[Parameter], defaults: Mapping[str, Any], count: int) -> Iterator[dict[str, Value]]:

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.consensus import all_succeed, share
 from mpicoll.errors import SearchError, UsageError
+from mpicoll.quantities import counted
 from mpicoll.search.coordinator_messages import Coordinator, LocalCoordinator, Record, RemoteCoordinator
 from mpicoll.search.group_trial import Group, Trial
 from mpicoll.search.study_settings import StudySettings
@@ -148,7 +149,7 @@ def run_study(
 
 def _check(settings: StudySettings, size: int, group: int, timeout: float) -> None:
     if group < 1 or size % group:
-        raise UsageError(f"--group {group}: {size} ranks cannot be divided into groups of {group}")
+        raise UsageError(f"--group {group}: {counted(size, 'rank')} cannot be divided into groups of {group}")
     if settings.trials is None and settings.grid is None:
         raise UsageError("--trials: is needed, unless there is a grid")
     if settings.trials is not None and settings.trials < 1:

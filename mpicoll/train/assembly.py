@@ -55,6 +55,10 @@ Found = Checkpoint | ResumedState | None
 """What a run goes on from; None for a new run."""
 
 
+def _leave(size: int) -> str:
+    return "1 rank leaves" if size == 1 else f"{size} ranks leave"
+
+
 def check_ranks(config: TrainConfig, size: int) -> None:
     """Raise if the options do not fit the number of ranks.
 
@@ -64,11 +68,13 @@ def check_ranks(config: TrainConfig, size: int) -> None:
         If servers, backup workers or spare ranks leave no worker, or an option names a rank that takes no steps.
     """
     if config.servers >= size:
-        raise UsageError(f"--servers {config.servers}: {size} ranks leave no worker")
+        raise UsageError(f"--servers {config.servers}: {_leave(size)} no worker")
     if config.backup and config.backup >= size - config.servers:
-        raise UsageError(f"--backup {config.backup}: it must be less than the {size - config.servers} workers")
+        raise UsageError(
+            f"--backup {config.backup}: it must be less than the number of workers, {size - config.servers}"
+        )
     if config.spares >= size:
-        raise UsageError(f"--spares {config.spares}: {size} ranks leave none for training")
+        raise UsageError(f"--spares {config.spares}: {_leave(size)} none for training")
     working = size - config.servers - config.spares
     for rank, _ in config.slow:
         if rank >= working:

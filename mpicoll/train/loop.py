@@ -19,6 +19,7 @@ from mpicoll.models.micro_batches import StepExecutor
 from mpicoll.parallel.common_arrays import CommonArrays
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.strategy import CommunicationStatistics, Strategy
+from mpicoll.quantities import counted
 from mpicoll.train.asynchronous.placed_optimizer import is_fed_back
 from mpicoll.train.batch_prefetch import BatchReader
 from mpicoll.train.clock import Clock
@@ -286,7 +287,7 @@ class Loop:
         with self.clock.spent_on("evaluation"):
             loss, correct = (self._test_sums(samples) / samples.count).tolist()
         if not math.isfinite(loss):
-            raise NonFiniteLoss(f"the loss over the test samples became {loss} after {self.steps} steps")
+            raise NonFiniteLoss(f"the loss over the test samples became {loss} after {counted(self.steps, 'step')}")
         return loss, correct if self._config.counts_hits else None
 
     def _test_sums(self, samples: Samples) -> np.ndarray:
@@ -316,7 +317,7 @@ class Loop:
             return None
         if not self._common.all_finite(self.strategy, self._mesh.world):
             raise NonFiniteLoss(
-                f"parameters became infinite or NaN within {len(self.records)} steps; "
+                f"parameters became infinite or NaN within {counted(len(self.records), 'step')}; "
                 "try a lower --lr or a longer --warmup"
             )
         return compared(self._mesh, self.strategy.digest(), self._common.digest(self.strategy))

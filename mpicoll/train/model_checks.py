@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpicoll.errors import UsageError
+from mpicoll.quantities import alternatives, counted
 from mpicoll.train.config import (
     ASYNCHRONOUS,
     MODELS,
@@ -41,10 +42,10 @@ def check_model(options: dict[str, Any]) -> None:
     model = options["model"]
     for name, (models, default, none) in _OF_MODELS.items():
         if options[name] is not None and model not in models:
-            raise UsageError(f"--{name} is for --model {' or '.join(models)}, not {model}")
+            raise UsageError(f"--{name} is for --model {alternatives(models)}, not {model}")
         options[name] = options[name] or (default if model in models else none)
     if options["dropout"] is not None and model not in DROPOUT:
-        raise UsageError(f"--dropout is for --model {' or '.join(DROPOUT)}, not {model}")
+        raise UsageError(f"--dropout is for --model {alternatives(DROPOUT)}, not {model}")
     options["dropout"] = DROPOUT.get(model, 0.0) if options["dropout"] is None else options["dropout"]
     _check_batch_norm(options)
     if model == "transformer" and options["width"] % options["heads"]:
@@ -129,4 +130,6 @@ def check_tensor_and_pipeline(options: dict[str, Any]) -> None:
         raise UsageError(f"--tensor {options['tensor']} needs a head for each rank; --heads is {options['heads']}")
     if model == "mlp" and pipeline > len(options["hidden"]) + 1:
         layers = len(options["hidden"]) + 1
-        raise UsageError(f"--pipeline {pipeline} needs a layer for each stage; --hidden gives {layers} layers")
+        raise UsageError(
+            f"--pipeline {pipeline} needs a layer for each stage; --hidden gives {counted(layers, 'layer')}"
+        )

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from mpicoll.errors import UsageError
+from mpicoll.quantities import alternatives
 from mpicoll.train.config import (
     ASYNCHRONOUS,
     BASE_BATCH,
@@ -105,7 +106,7 @@ def _check_optimizer(options: dict[str, Any]) -> None:
     }
     for setting, owners in settings.items():
         if options[setting] is not None and name not in owners:
-            raise UsageError(f"--{setting} is for --optimizer {' or '.join(owners)}, not {name}")
+            raise UsageError(f"--{setting} is for --optimizer {alternatives(owners)}, not {name}")
     if options["base_batch"] is not None and options["scale_lr"] == "none":
         raise UsageError("--base-batch has no meaning without --scale-lr")
     options["base_batch"] = options["base_batch"] or BASE_BATCH

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpicoll.errors import UsageError
+from mpicoll.quantities import counted
 from mpicoll.train.clock import PHASES
 from mpicoll.train.metrics import StepRecord
 from mpicoll.train.run_report import Replacing
@@ -49,7 +50,7 @@ def draw(path: str, result: dict[str, Any], records: Sequence[StepRecord]) -> No
     pace.set(xlabel="step", ylabel="samples/s", ylim=(0, None))
     _phases(time, result["seconds_by_rank"])
     config = result["config"]
-    figure.suptitle(f"{config['model']} on {config['dataset']}, {result['ranks']} ranks")
+    figure.suptitle(f"{config['model']} on {config['dataset']}, {counted(result['ranks'], 'rank')}")
     with Replacing(path, "wb") as stream:
         figure.savefig(stream, format="png", dpi=110)
 

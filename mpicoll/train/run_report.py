@@ -111,10 +111,11 @@ def _thousands(value: float) -> str:
 def summary(result: dict[str, Any]) -> str:
     """Return the final lines: accuracy, throughput, time by phase, and lines on the strategy."""
     if result["steps"] == result["resumed_after"] > 0:
-        return f"{_reached(result)} after {result['steps']} steps, none of them in this run{_parameters(result)}"
+        taken = f"{counted(result['steps'], 'step')}, none of them in this run"
+        return f"{_reached(result)} after {taken}{_parameters(result)}"
     time = result["seconds"]
     return (
-        f"{_reached(result)} after {result['steps']} steps on {counted(result['ranks'], 'rank')} with "
+        f"{_reached(result)} after {counted(result['steps'], 'step')} on {counted(result['ranks'], 'rank')} with "
         f"{counted(result['threads'], 'thread')} each; {_thousands(result['samples_per_second'])} samples/s"
         f"{_parameters(result)}\n"
         f"time by phase: {', '.join(f'{phase} {seconds:.2f} s' for phase, seconds in time.items())} "
@@ -149,7 +150,7 @@ def _stopped(result: dict[str, Any]) -> str:
     if not result["stopped"]:
         return ""
     more = "; --resume takes the others" if result["config"]["checkpoint"] else ""
-    return f"\nstopped on request after {result['steps']} of {result['total_steps']} steps{more}"
+    return f"\nstopped on request after {result['steps']} of {counted(result['total_steps'], 'step')}{more}"
 
 
 def _hidden(result: dict[str, Any]) -> str:
@@ -195,7 +196,8 @@ def _mode(result: dict[str, Any]) -> str:
         return ""
     steps, late = [count for count in mode["steps_by_rank"] if count], mode.get("staleness")
     pace, fewest, most = _thousands(mode["steps_per_second"]), min(steps, default=0), max(steps, default=0)
-    told = [f"workers took {fewest} to {most} steps, {pace} a second together"]
+    taken = counted(most, "step") if fewest == most else f"{fewest} to {counted(most, 'step')}"
+    told = [f"workers took {taken}{' each' * (len(steps) > 1 and fewest == most)}, {pace} a second together"]
     if late:
         told.append(f"gradients were {late['mean']:.1f} updates late on average, 99% of them up to {late['p99']}")
     if mode.get("left_out"):

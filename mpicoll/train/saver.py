@@ -16,6 +16,7 @@ from mpicoll.checkpoint import BackgroundSaves, Checkpoint, CheckpointStore, Per
 from mpicoll.consensus import all_succeed
 from mpicoll.data.user_paths import expanded
 from mpicoll.errors import CheckpointFailed, NonFiniteLoss, UsageError
+from mpicoll.quantities import counted
 from mpicoll.train.config import WITH_MOMENTUM, TrainConfig
 from mpicoll.train.loop import Loop, LoopCallback
 from mpicoll.train.option_checks import DEFAULTS
@@ -249,7 +250,7 @@ def _refuse_what_is_not_finite(tensors: Tensors, steps: int) -> None:
     """
     if not all(np.isfinite(array).all() for array in _arrays_of(tensors)):
         raise NonFiniteLoss(
-            f"parameters or optimizer state became infinite or NaN within {steps} steps, and are not saved; "
+            f"parameters or optimizer state became infinite or NaN within {counted(steps, 'step')}, and are not saved; "
             "try a lower --lr or a longer --warmup"
         )
 

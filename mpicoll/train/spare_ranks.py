@@ -24,6 +24,7 @@ from mpi4py import MPI
 
 from mpicoll.errors import TrainingError
 from mpicoll.progress.failed_ranks import agree_on_success, failed_ranks, is_failure
+from mpicoll.quantities import counted
 from mpicoll.train.assembly import make_communicator
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.run_report import complain
@@ -77,7 +78,7 @@ class SpareRanks:
         others = (
             f"{size - dead} are left, of which {len(self._training)} train on" if self._everyone else "the others go on"
         )
-        return f"{dead} of {size} ranks died; {others} after step {step}"
+        return f"{dead} of {counted(size, 'rank')} died; {others} after step {step}"
 
     def team(self, world: MPI.Intracomm) -> MPI.Intracomm | None:
         """Return a communicator of the training ranks, `world` if all train; None on spare ones. Collective."""

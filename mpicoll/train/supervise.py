@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpicoll.errors import UsageError
-from mpicoll.quantities import positive, positive_number
+from mpicoll.quantities import counted, positive, positive_number
 from mpicoll.train.run_report import Replacing, check_writable, complain
 from mpicoll.train.supervised_job import Job, newest_step
 
@@ -71,7 +71,8 @@ class Supervisor:
         size = self.ranks
         if arguments.min_ranks is not None and (size is None or not arguments.min_ranks <= size):
             raise ValueError(
-                f"--min-ranks {arguments.min_ranks}: the command starts {size or 'an unknown number of'} ranks"
+                f"--min-ranks {arguments.min_ranks}: the command starts "
+                f"{counted(size, 'rank') if size else 'an unknown number of ranks'}"
             )
         resumes = any(word.partition("=")[0] == _RESUME for word in self._command)
         if newest_step(self._folder) is not None and not resumes:
@@ -139,7 +140,7 @@ class Supervisor:
         seconds = min(_LONGEST_BACKOFF_SECONDS, self._options.backoff * 2 ** (failures - 1))
         ended = last.reason or f"it ended with status {last.status}"
         begin = "from the beginning" if last.newest_step is None else f"from step {last.newest_step}"
-        ranks = "" if self.ranks == last.ranks else f" on {self.ranks} ranks"
+        ranks = "" if self.ranks in (None, last.ranks) else f" on {counted(self.ranks or 0, 'rank')}"
         _say(f"{ended}; restart {failures} of {self._options.restarts} {begin}{ranks} in {seconds:g} s")
         until = time.monotonic() + seconds
         while not self._stopped and time.monotonic() < until:

@@ -13,6 +13,7 @@ from mpicoll.checkpoint.collective_reads import attempt
 from mpicoll.errors import CheckpointFailed
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.strategy import RESIDUAL, SynchronousStrategy
+from mpicoll.quantities import counted
 from mpicoll.train.metrics import StepRecord
 
 _OWN = "own."
@@ -130,7 +131,7 @@ def _take_over(found: Checkpoint, world: MPI.Intracomm, strategy: SynchronousStr
         kept = {name: there for name, there in own.items() if not name.startswith(RESIDUAL)}
         states = attempt(world, lambda: {name: found.per_rank(there) for name, there in kept.items()})
         strategy.adopt(states, before)
-        why = f"the checkpoint is of {before} ranks, these are {now}"
+        why = f"the checkpoint is of {counted(before, 'rank')}, these are {now}"
     else:
         read = attempt(world, lambda: {name: found.per_rank(there) for name, there in own.items()})
         state = {name: arrays[0] for name, arrays in read.items() if arrays}

@@ -17,6 +17,7 @@ from mpicoll.data.own_samples import OwnSamples, check_samples
 from mpicoll.errors import DataError, TrainingError, UsageError
 from mpicoll.models.own_model import OwnModel, TrainableModel
 from mpicoll.models.sequential import Model
+from mpicoll.quantities import counted
 from mpicoll.train.assembly import make_communicator
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.loop import Loop
@@ -55,7 +56,7 @@ class ArrayDataset:
             if not hasattr(values, "shape"):
                 raise TypeError(f"{name}: {type(values).__name__} is not an array")
         if len(x) != len(y):
-            raise ValueError(f"x: {len(x)} samples do not fit {len(y)} targets in y")
+            raise ValueError(f"x: {counted(len(x), 'sample')} do not fit {counted(len(y), 'target')} in y")
         self.x, self.y = x, y
 
     def __len__(self) -> int:

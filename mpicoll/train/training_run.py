@@ -26,6 +26,7 @@ from mpicoll.errors import MpicollError, UsageError, named_ranks
 from mpicoll.gradients import differing_ranks
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.mesh import Mesh, make_mesh
+from mpicoll.quantities import counted
 from mpicoll.train import rank_failures, run_report
 from mpicoll.train.assembly import check_ranks, make_loop
 from mpicoll.train.asynchronous.asynchronous_state import ResumedState
@@ -243,7 +244,7 @@ def _tell_of_resuming(config: TrainConfig, comm: MPI.Intracomm, loop: Loop, foun
         run_report.say(f"not restored: {loop.coordination.anew}")
     before, now = found.facts.get("schedule_steps"), loop.step_plan.schedule_steps  # older checkpoints do not tell
     if config.schedule != "constant" and before not in (None, now):
-        run_report.say(f"learning rates follow a schedule of {now} steps, before it was {before}")
+        run_report.say(f"learning rates follow a schedule of {counted(now, 'step')}, before it was {before}")
 
 
 @contextlib.contextmanager

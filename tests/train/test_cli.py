@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from mpicoll.train import run_report
 from tests import extent
 
 
@@ -117,3 +118,12 @@ def test_help_and_version(option):
     done = train(option)
     assert (done.returncode, done.stderr) == (0, "")
     assert "mpicoll" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("taken", "text"),
+    [([46, 46], "workers took 46 steps each"), ([3, 46], "workers took 3 to 46 steps,"), ([0, 1], "took 1 step,")],
+)
+def test_steps_of_workers_are_told_in_words(taken, text):
+    result = {"mode": {"steps_by_rank": taken, "steps_per_second": 1.0}}
+    assert text in run_report._mode({**result, "config": {"mode": "gossip", "pull_compression": None}})

@@ -139,8 +139,8 @@ def test_options_arrive():
         ("--mode gossip --optimizer adam", "--optimizer adam is not for --strategy gossip"),
         ("--mode ps --optimizer adamw", "--optimizer adamw is not for --strategy parameter_server"),
         ("--mode p2p --optimizer lamb", "--optimizer lamb is not for --strategy peer_to_peer"),
-        ("--beta1 0.8", "--beta1 is for --optimizer adam or adamw or lamb, not momentum"),
-        ("--optimizer adagrad --beta2 0.8", "--beta2 is for --optimizer adam or adamw or lamb, not adagrad"),
+        ("--beta1 0.8", "--beta1 is for --optimizer adam, adamw or lamb, not momentum"),
+        ("--optimizer adagrad --beta2 0.8", "--beta2 is for --optimizer adam, adamw or lamb, not adagrad"),
         ("--optimizer lamb --trust 0.1", "--trust is for --optimizer lars, not lamb"),
         ("--optimizer lars --trust 0", "--trust"),
         *(

@@ -78,7 +78,7 @@ def test_the_end_of_a_directorys_texts_is_the_test_part(tmp_path):
     [
         (lambda path: None, "No such file"),
         (lambda path: path.touch(), "the file is empty"),
-        (lambda path: path.write_bytes(b"short"), "5 bytes in 1 files give 0 samples of --context 8"),
+        (lambda path: path.write_bytes(b"short"), "5 bytes in 1 file give 0 samples of --context 8"),
         (lambda path: path.mkdir(), "no file"),
     ],
 )

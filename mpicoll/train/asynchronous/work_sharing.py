@@ -235,7 +235,9 @@ class WorkSharing:
         comm.Allgather(facts.astype(np.int64), table)
         workers = int(table[:, 3].sum())
         if workers == 0:
-            raise TrainingError(f"all {self.shares_per_step} workers died")
+            raise TrainingError(
+                "the only worker died" if self.shares_per_step == 1 else f"all {self.shares_per_step} workers died"
+            )
         state, shares = exchange.rescue(comm)
         number = int(table[:, 0].max()) if shares is None else self.first + shares
         done = whole_shares(self.step_plan.config, workers, number, self.shares_per_step)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mpicoll.errors import MpicollError
 from mpicoll.help_text import without_markup
 from mpicoll.quantities import (
+    counted,
     format_seconds,
     parse_rate,
     parse_seconds,
@@ -176,7 +177,7 @@ def _note(text: str) -> None:
 
 def _strategy(config: TrainConfig) -> str:
     name = strategy_name(config.mode, config.shard)
-    return f"{name}, averages after {config.sync_every} steps" if config.mode == "local" else name
+    return f"{name}, averages after {counted(config.sync_every, 'step')}" if config.mode == "local" else name
 
 
 def _heading(case: TrainingCase, parameters: int) -> list[str]:
@@ -185,7 +186,7 @@ def _heading(case: TrainingCase, parameters: int) -> list[str]:
     return [
         f"machine: {case.machine.name}",
         f"{config.model} of {parameters} parameters, {config.dataset}, {_strategy(config)}, "
-        f"{config.step_batch} samples a step {each}",
+        f"{counted(config.step_batch, 'sample')} a step {each}",
         f"ranks per node: {case.ranks_per_node}",
         "computation measured on this machine, communication simulated",
     ]
@@ -212,6 +213,12 @@ def _table(rows: Sequence[PredictedHosts]) -> list[str]:
     return table(cells)
 
 
+def _hosts(numbers: Iterable[int]) -> str:
+    """Return numbers of hosts for messages: ``1 host``, ``2, 4 hosts``."""
+    *others, last = sorted(numbers)
+    return ", ".join([*map(str, others), counted(last, "host")])
+
+
 def _notes(case: TrainingCase, rows: Sequence[PredictedHosts]) -> list[str]:
     """Return the lines below the table: where compressors win, and what was not measured."""
     from mpicoll.train.prediction.training_prediction import doubts, wins_from
@@ -219,14 +226,15 @@ def _notes(case: TrainingCase, rows: Sequence[PredictedHosts]) -> list[str]:
     lines = []
     for spec in filter(None, case.compressions):
         hosts = wins_from(rows, spec)
-        lines.append(f"{spec} wins from {hosts} hosts on" if hosts else f"{spec} does not win on these hosts")
-    for why in dict.fromkeys(row.extrapolates for row in rows if row.extrapolates):
-        beyond = ", ".join(str(each) for each in sorted({row.hosts for row in rows if row.extrapolates == why}))
-        lines.append(f"{why} on {beyond} hosts: the error of communication there is not known")
-    if doubtful := doubts(rows):
-        where = ", ".join(map(str, sorted(doubtful)))
         lines.append(
-            f"warning: computation on {where} host{'s' * (list(doubtful) != [1])} differs by a factor of up to "
+            f"{spec} wins from {counted(hosts, 'host')} on" if hosts else f"{spec} does not win on these hosts"
+        )
+    for why in dict.fromkeys(row.extrapolates for row in rows if row.extrapolates):
+        beyond = _hosts({row.hosts for row in rows if row.extrapolates == why})
+        lines.append(f"{why} on {beyond}: the error of communication there is not known")
+    if doubtful := doubts(rows):
+        lines.append(
+            f"warning: computation on {_hosts(doubtful)} differs by a factor of up to "
             f"{max(doubtful.values()):.1f} between repetitions, or exceeds that on fewer hosts; "
             "measure on an idle machine, or with more --seconds"
         )

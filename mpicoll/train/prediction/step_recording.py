@@ -15,6 +15,7 @@ from mpicoll.errors import UsageError
 from mpicoll.models.sequential import Model
 from mpicoll.parallel.mesh import Mesh
 from mpicoll.parallel.model_shard import ModelShard
+from mpicoll.quantities import counted
 from mpicoll.train.assembly import assemble_loop
 from mpicoll.train.clock import Clock
 from mpicoll.train.config import TrainConfig
@@ -134,8 +135,8 @@ def record_steps(config: TrainConfig, dataset: Dataset, model: Model, ranks: int
     """
     if dataset.train.count < config.step_batch:
         raise UsageError(
-            f"--batch: a step of {ranks} ranks takes {config.step_batch} samples, and {config.dataset} has "
-            f"{dataset.train.count} for training"
+            f"--batch: a step of {counted(ranks, 'rank')} takes {counted(config.step_batch, 'sample')}, and "
+            f"{config.dataset} has {dataset.train.count} for training"
         )
     every = None if config.mode != "local" or config.averaging == "final" else config.sync_every
     period = 1 if every is None else min(every, 2)

@@ -72,7 +72,7 @@ def test_shards_have_the_digest_of_the_whole() -> None:
 )
 def test_strategies_may_have_options_of_their_own(strategy: ParameterServer | LocalSGD) -> None:
     if strategy.name == "parameter_server" and WORLD.size == 1:
-        with pytest.raises(UsageError, match=r"^servers 1: 1 ranks leave no worker"):
+        with pytest.raises(UsageError, match=r"^servers 1: 1 rank leaves no worker"):
             trained(WORLD, strategy=strategy)
         return
     _, result = trained(WORLD, strategy=strategy)
