@@ -14,7 +14,7 @@ from mpicoll.errors import UsageError
 from mpicoll.quantities import counted, format_seconds, table
 from mpicoll.train.run_report import check_writable, say, write_json
 
-_HEAD = ("model", "accuracy", "bytes", "", "MAC", "not 0", "latency", "samples/s", "")
+_HEAD = ("model", "accuracy", "bytes", "of first", "MAC", "not 0", "latency", "samples/s", "of first")
 
 
 def check_outputs(options: DeployOptions) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from mpicoll.deploy.deploy_options import COMMANDS, parse_deploy
-from mpicoll.deploy.deploy_output import check_outputs
+from mpicoll.deploy.deploy_output import check_outputs, table_of
+from mpicoll.deploy.evaluation import Evaluation
 from mpicoll.errors import UsageError
 from mpicoll.train.options import HelpRequested
 
@@ -113,3 +115,10 @@ def test_an_export_never_replaces_a_model_and_results_never_replace_data(tmp_pat
         with pytest.raises(UsageError, match="is the file that"):
             check_outputs(parse_deploy(words.split()))
     check_outputs(parse_deploy(f"export {tmp_path}/x.npy -o {tmp_path}/model.onnx".split()))
+
+
+def test_every_column_of_a_table_has_a_name() -> None:
+    rows = [Evaluation(name, 0.5, nbytes, 10, 9, 1e-3, 100.0) for name, nbytes in (("a", 200), ("b", 100))]
+    head, _, second = table_of(rows)
+    assert re.split(r" {2,}", head)[2:4] == ["bytes", "of first"]
+    assert len(re.split(r" {2,}", head)) == len(re.split(r" {2,}", second))
