@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from mpicoll.__main__ import _MODULES
 from tests.test_layers import REPOSITORY
 
 for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
@@ -136,6 +137,15 @@ def test_every_environment_variable_is_on_its_page(extension: ModuleType) -> Non
     assert len(extension.variables_read()) > 8
     assert extension.variables_missing(page) == []
     assert extension.variables_missing(page.replace("| `MPICOLL_CHECK` |", "| |")) == ["MPICOLL_CHECK"]
+
+
+def test_every_command_is_on_its_page() -> None:
+    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
+    programs = set(re.findall(r"^```\{command-help\} (.*)$", page, re.MULTILINE))
+    modules = (path for path in (DOCS.parent / "bench").glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+    bench = {f"bench.{path.stem}".removesuffix(".__main__") for path in modules}
+    assert bench - {"bench.link_check", "bench.link_relay"} <= programs  # programs that bench.cluster starts
+    assert {f"mpicoll {name}" for name in ("algorithms", "explain", *_MODULES)} <= programs
 
 
 def test_references_to_what_does_not_exist_are_not_excused(extension: ModuleType) -> None:
