@@ -23,13 +23,13 @@ def check_outputs(options: DeployOptions) -> None:
     Raises
     ------
     UsageError
-        If a folder is missing or not writable, or an output is a file that the command reads.
+        If an output cannot be written, or is a file that the command reads.
     """
     outputs = {"--output": options.output, "--json": options.json, "--html": options.chosen.get("html")}
-    check_writable(outputs)
     for option, path in outputs.items():
         if path is not None:
             _check_not_read(option, path, options)
+    check_writable(outputs)
 
 
 def _check_not_read(option: str, path: str, options: DeployOptions) -> None:

@@ -224,17 +224,28 @@ def _compression(result: dict[str, Any]) -> str:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
+_ENDINGS = {"--json": ".json", "--log-steps": ".csv", "--trace": ".json", "--html": ".html"}
+"""Usual endings of the files of options. Others are taken, such as .txt or .log, but not those of other formats."""
+_OTHER_FORMATS = (".csv", ".json", ".html", ".npy", ".npz", ".onnx", ".parquet", ".pdf", ".png", ".safetensors", ".svg")
+
+
 def check_writable(paths: Mapping[str, str | None]) -> None:
     """Refuse paths of result files, by option, that could not be written, before training begins.
 
     Raises
     ------
     UsageError
-        If a folder is missing or not writable, or the path is a folder, a device or a pipe.
+        If a folder is missing or not writable, the path is a folder, a device or a pipe, or its ending is that of
+        another format than the option writes.
     """
     for option, path in paths.items():
         if path is None:
             continue
+        usual, ending = _ENDINGS.get(option), Path(path).suffix.lower()
+        if usual is not None and ending != usual and ending in _OTHER_FORMATS:
+            raise UsageError(
+                f"{option} {path}: the file is written as {usual[1:].upper()}; name it *{usual}, not *{ending}"
+            )
         place = expanded(path, UsageError).resolve()
         is_other = place.exists() and not place.is_file()
         if not place.parent.is_dir() or not os.access(place.parent, os.W_OK) or is_other:

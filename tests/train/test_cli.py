@@ -96,6 +96,8 @@ def test_without_test_samples_there_is_no_accuracy(tmp_path):
         ("--hidden 3 --model conv", 2, "--hidden is for --model mlp"),
         ("--algorithm nonsense", 2, "nonsense"),
         ("--algorithm dissemination", 2, "'dissemination' is not one of"),
+        ("--trace x.png", 2, "--trace x.png: the file is written as JSON; name it *.json, not *.png"),
+        ("--log-steps x.JSON", 2, "--log-steps x.JSON: the file is written as CSV; name it *.csv, not *.json"),
         ("--json /nowhere/r.json", 2, "--json /nowhere/r.json: cannot write this file"),
         ("--dataset nowhere", 1, "nowhere"),
         ("--dataset nowhere.npz", 1, "--dataset nowhere.npz: there is no such file"),
