@@ -115,13 +115,9 @@ def _proof(arguments: argparse.Namespace, collective: str, size: int) -> list[st
 
     number = prove_collective(collective, size)
     if not number:
-        raise MpicollError(
-            f"--verify: the simulated slots have no room for the table of {counted(size, 'rank')}; 16 ranks fit"
-        )
-    return [
-        "",
-        f"verified for {counted(size, 'rank')}: {number} sequences of one and two operations, in every interleaving",
-    ]
+        raise MpicollError(f"--verify: the simulated slots have no room for the table of {size} ranks; 16 ranks fit")
+    ranks = counted(size, "rank")
+    return ["", f"verified for {ranks}: {number} sequences of one and two operations, in every interleaving"]
 
 
 def _explain_hierarchy(arguments: argparse.Namespace) -> list[str]:
@@ -140,18 +136,16 @@ def _explain_hierarchy(arguments: argparse.Namespace) -> list[str]:
     if collective in ("allgather", "reduce_scatter") and len(set(sizes)) > 1:
         raise MpicollError(f"--ranks-per-node: {collective} needs nodes of equal size, not {sizes}")
     segments = node_composition.segments_for(arguments.bytes) if collective == "allreduce" else 1
+    ranks = f"{counted(size, 'rank')} on {counted(len(sizes), 'node')}"
     lines = [
         f"{collective} · hierarchy: shared memory inside nodes, messages along lanes",
-        f"{counted(size, 'rank')} on {counted(len(sizes), 'node')}, {format_nbytes(arguments.bytes)}",
+        f"{ranks}, {format_nbytes(arguments.bytes)}",
         "",
         *draw(collective, sizes, segments=segments),
     ]
     if arguments.verify:
         node_composition.verify(collective, sizes, root=arguments.root, segments=segments)
-        lines += [
-            "",
-            f"verified for {counted(size, 'rank')} on {counted(len(sizes), 'node')}, given that its parts are correct",
-        ]
+        lines += ["", f"verified for {ranks}, given that its parts are correct"]
     return lines
 
 
