@@ -180,15 +180,14 @@ class BlockExchange:
         CommunicatorBusy
             If another thread is exchanging blocks on this communicator.
         """
-        if not self._memory.alone.acquire(blocking=False):
+        if self._memory.alone.locked():
             raise CommunicatorBusy
-        try:
-            function(*arguments)
-        except BaseException as error:
-            self._abandon(error)
-            raise
-        finally:
-            self._memory.alone.release()
+        with self._memory.alone:  # an interrupt cannot leave it held, as it could after a call of `acquire`
+            try:
+                function(*arguments)
+            except BaseException as error:
+                self._abandon(error)
+                raise
 
     def _abandon(self, error: BaseException) -> None:
         """Tell the other ranks of an exception that ends an exchange in which they may wait for this one."""
@@ -218,18 +217,17 @@ class BlockExchange:
 
     def _in_one_call(self, title: str, kernel: Callable[..., int], *specs: Any) -> bool:
         memory = self._memory  # not by `_alone`: one more Python call takes a tenth of a short exchange
-        if not memory.alone.acquire(blocking=False):
+        if memory.alone.locked():
             raise CommunicatorBusy
-        try:
-            status = kernel(memory.address, self._table, *specs)
-            if status not in (TAKEN, NOT_READ):
-                self._go_on(title, status, *map(held, specs))
-            return status != NOT_READ
-        except BaseException as error:
-            self._abandon(error)
-            raise
-        finally:
-            memory.alone.release()
+        with memory.alone:
+            try:
+                status = kernel(memory.address, self._table, *specs)
+                if status not in (TAKEN, NOT_READ):
+                    self._go_on(title, status, *map(held, specs))
+                return status != NOT_READ
+            except BaseException as error:
+                self._abandon(error)
+                raise
 
     def _exchange(
         self, title: str, algorithm: str | None, send: TypedBlocks, recv: TypedBlocks, dtype: np.dtype | None = None
