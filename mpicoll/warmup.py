@@ -99,12 +99,13 @@ def compile_all(items: Sequence[Item], processes: int) -> None:
             compile_item(item)
         return
     spawn = multiprocessing.get_context("spawn")  # MPI does not survive a fork
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(processes, mp_context=spawn, initializer=_end_with_parent)
     try:
         _all(as_completed(_submitted(pool, items)), len(items))
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
+        for process in set(multiprocessing.active_children()) - others:
             process.kill()  # entries on disk are complete at any time, and the system gives locks back
         raise
     pool.shutdown()

@@ -116,9 +116,13 @@ def operation_keys(channel: Channel, *, apart: bool) -> Keys:
         True for nonblocking and persistent operations, which ranks may start later, in any order: each has the number
         of the collective that made it, and counts its own starts.
     """
+
+    def present() -> Key:
+        return Key(channel.random_seed, channel.identity, channel.dispatch.number - channel.numbered_from)
+
     if not apart:
-        return lambda: Key(channel.random_seed, channel.identity, channel.dispatch.number - channel.numbered_from)
-    made, starts = Key(channel.random_seed, channel.identity, channel.dispatch.number - channel.numbered_from), 0
+        return present
+    made, starts = present(), 0
 
     def next_key() -> Key:
         nonlocal starts

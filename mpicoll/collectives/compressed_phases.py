@@ -48,7 +48,7 @@ def _of_nothing(
     program, reduce = CompositePlan(), reducer("SUM", y.dtype)
     assert reduce is not None
     if feedback is not None:
-        program.call(partial(feedback.prepare, 0))
+        program.call(partial(feedback.open, 0))
     program.add_allreduce(y, reduce, "recursive_doubling", channel.size, channel.rank, allocate)
     if feedback is not None:
         program.call(feedback.end)

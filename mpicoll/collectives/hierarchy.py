@@ -190,7 +190,7 @@ class _Composition:
         nodes = len(set(self._cluster.node_of))
         feedback = self._task.compression if isinstance(self._task.compression, ErrorFeedback) else None
         if feedback is not None:  # on all ranks; only those with a share of the vector use their residual
-            self.plan.call(KernelCall(feedback.prepare, (self._task.count,)))
+            self.plan.call(KernelCall(feedback.open, (self._task.count,)))
         for row in compose(self._task.collective, segments=len(self._segments) or 1, nodes=nodes):
             if not self._takes(row.part):
                 continue

@@ -119,10 +119,6 @@ class ErrorFeedback:
         self.steps += 1
         return self._memory("residual", count)
 
-    def prepare(self, count: int) -> None:
-        """Begin as :meth:`open` does, for a vector of which parts are compressed."""
-        self.open(count)
-
     def end(self) -> None:
         """Note that the call is complete."""
         self._busy = False

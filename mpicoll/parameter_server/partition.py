@@ -208,7 +208,7 @@ def checked(
 
 
 def _check_order(staleness: int | None, damping: bool, push: str) -> None:
-    """Raise ValueError for what direct pushes cannot do, which come in no order that a server knows."""
+    """Raise ValueError for orders of pushes that the settings exclude; direct ones come in none that a server knows."""
     if damping and staleness == 0:
         raise ValueError("damping: True has no meaning with staleness=0, where no gradient is stale")
     if push != "direct":
