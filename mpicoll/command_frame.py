@@ -10,12 +10,18 @@ import errno
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+
+from mpicoll.errors import RemoteError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _INTERRUPTED = 128 + signal.SIGINT
 _CLOSED = 128 + signal.SIGPIPE
 """Exit status that shells report of programs which a closed pipe ends, as it does those not written in Python."""
+
+_RANK_0_SECONDS = 1.5
+"""Time that the other ranks leave rank 0 to report an interrupt; Python may be slow to notice it on busy cores."""
 
 
 def run_framed(name: str, work: Callable[[], int]) -> int:
@@ -31,6 +37,9 @@ def run_framed(name: str, work: Callable[[], int]) -> int:
     try:
         try:
             return work()
+        except RemoteError:  # the rank that gave up reports why and ends the job
+            time.sleep(2 * _RANK_0_SECONDS)
+            raise
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -55,7 +64,12 @@ def _discard_output() -> None:
 
 
 def _end_interrupted(name: str) -> int:
-    """Say that the command was interrupted, on rank 0 only, and end the job; return the exit status."""
+    """Say that the command was interrupted, on one rank, and end the job; return the exit status.
+
+    A launcher interrupts all ranks at about the same time. The others let rank 0 say so and end them, since one that
+    ended the job first would leave it no time to. Where they are still here after it, rank 0 was not interrupted, or
+    waits in the MPI library, where Python does not notice an interrupt.
+    """
     line = "\n" * sys.stderr.isatty() + f"{name}: interrupted\n"
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
@@ -63,7 +77,11 @@ def _end_interrupted(name: str) -> int:
         from mpicoll.communicator.predefined import WORLD
 
         if WORLD.size > 1:
-            abort.end("" if WORLD.rank else line, _INTERRUPTED)
+            if WORLD.rank:
+                line = f"{name}: rank {WORLD.rank}: interrupted\n"
+                with contextlib.suppress(KeyboardInterrupt):  # a second one ends the job at once
+                    time.sleep(_RANK_0_SECONDS)
+            abort.end(line, _INTERRUPTED)
             return _INTERRUPTED
     sys.stderr.write(line)
     return _INTERRUPTED
