@@ -22,9 +22,10 @@ from functools import partial
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.collectives import compression_tuning, select, tuning_table
+from mpicoll.collectives import compression_tuning, select, tuning_rows, tuning_table
 from mpicoll.collectives.compression_tuning import PayingRange
-from mpicoll.collectives.select import Capabilities, Rule
+from mpicoll.collectives.select import Capabilities
+from mpicoll.collectives.tuning_rows import Row
 from mpicoll.comm import Intracomm
 from mpicoll.compression import compressor
 from mpicoll.consensus import said_on_all
@@ -34,8 +35,7 @@ from mpicoll.measure import compare
 from mpicoll.quantities import format_nbytes, positive_number, table, whole_number
 
 COLLECTIVES = ("allreduce", "reduce", "bcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter", "scan")
-_FIRST, _FACTOR = 8, 4
-_WORTHWHILE = 1.05
+_FIRST = 8
 _REFINED = 2
 """Number of message sizes tried between the largest at which compression loses and the next."""
 
@@ -112,16 +112,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     shipped = select.means_of(comm.channel)
     rules: tuning_table.Rules = dict(tuning_table.of(comm.channel))
-    sizes, most = [_FIRST], arguments.max_mb << 20
-    while sizes[-1] * _FACTOR <= most:
-        sizes.append(sizes[-1] * _FACTOR)
+    most = arguments.max_mb << 20
+    lengths = tuning_rows.sizes(_FIRST, most)
     for collective in arguments.collective or (() if arguments.compression else COLLECTIVES):
-        times = partial(_times, comm, plain, shipped, collective, seconds=arguments.seconds)
-        rows = [
-            _Row(n, select.choose(collective, n, shipped), times(n), arguments.library)
-            for n in _with_bar(sizes, comm, collective)
-        ]
-        rules[collective] = _as_rules(rows)
+        measure = partial(_measure, comm, plain, shipped, collective, arguments)
+        rows = tuning_rows.measured(measure, lengths, partial(_with_bar, comm, collective))
+        rules[collective] = tuning_rows.rules_of(rows)
         if comm.rank == 0:
             _print(collective, rows)
     spans = compression_tuning.remembered(comm.channel)
@@ -134,14 +130,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _with_bar(sizes: list[int], comm: MPI.Intracomm, collective: str) -> Iterable[int]:
+def _with_bar(comm: MPI.Intracomm, collective: str, lengths: Iterable[int]) -> Iterable[int]:
     if comm.rank or not sys.stderr.isatty():
-        return sizes
+        return lengths
     try:
         from tqdm import tqdm
     except ImportError:
-        return sizes
-    return tqdm(sizes, desc=collective, unit="length", leave=False)
+        return lengths
+    return tqdm(lengths, desc=collective, unit="length", leave=False)
 
 
 def _call(comm: Intracomm, collective: str, nbytes: int, name: str) -> Callable[[], None]:
@@ -163,39 +159,26 @@ def _call(comm: Intracomm, collective: str, nbytes: int, name: str) -> Callable[
     return calls[collective]
 
 
-class _Row:
-    """Measurements of one message size: seconds by algorithm, the same on all ranks.
-
-    Parameters
-    ----------
-    library
-        Whether the best algorithm may be the MPI library's own collective.
-    """
-
-    def __init__(self, nbytes: int, shipped: str, seconds: dict[str, float], library: bool) -> None:
-        self.nbytes, self.shipped, self.seconds = nbytes, shipped, seconds
-        best = min((name for name in seconds if library or name != select.NATIVE), key=seconds.__getitem__)
-        self.best = best if seconds[best] * _WORTHWHILE < seconds[shipped] else shipped
-        self.gain = seconds[shipped] / seconds[self.best]
-        self.loses = seconds[select.NATIVE] * _WORTHWHILE < seconds[self.best]
-
-
-def _times(
-    comm: Intracomm, plain: MPI.Intracomm, shipped: Capabilities, collective: str, nbytes: int, seconds: float
-) -> dict[str, float]:
-    """Return the seconds of each algorithm that is possible, by name; collective."""
+def _measure(
+    comm: Intracomm,
+    plain: MPI.Intracomm,
+    shipped: Capabilities,
+    collective: str,
+    arguments: argparse.Namespace,
+    nbytes: int,
+) -> Row:
+    """Measure all algorithms that are possible for one message size; collective."""
     names = [name for name in comm.algorithms(collective) if shipped.allow(collective, name, nbytes, True)]
-    timings = compare(plain, {name: _call(comm, collective, nbytes, name) for name in names}, seconds)
-    return {name: timing.median for name, timing in timings.items()}
+    timings = compare(plain, {name: _call(comm, collective, nbytes, name) for name in names}, arguments.seconds)
+    seconds = {name: timing.median for name, timing in timings.items()}
+    return Row(nbytes, select.choose(collective, nbytes, shipped), seconds, arguments.library)
 
 
 def _crossover(
     comm: Intracomm, plain: MPI.Intracomm, spec: str, most: int, seconds: float
 ) -> tuple[dict[int, dict[str, float]], PayingRange]:
     """Return seconds by message size, "dense" and "packed", and the range that pays; the same on all ranks."""
-    lengths = [compression_tuning.SHORTEST]
-    while lengths[-1] * _FACTOR <= most:
-        lengths.append(lengths[-1] * _FACTOR)
+    lengths = tuning_rows.sizes(compression_tuning.SHORTEST, most)
     found: dict[int, dict[str, float]] = {}
     for step in range(len(lengths) + _REFINED):
         if step < len(lengths):
@@ -234,18 +217,7 @@ def _print_crossover(comm: Intracomm, spec: str, found: dict[int, dict[str, floa
     sys.stdout.flush()
 
 
-def _as_rules(rows: list[_Row]) -> tuple[Rule, ...]:
-    """Return a rule for each range of message sizes with one best algorithm; the last has no upper bound."""
-    rules: list[Rule] = []
-    for row in rows:
-        if rules and rules[-1].name == row.best:
-            rules.pop()
-        rules.append(Rule(2 * row.nbytes, row.best))
-    rules[-1] = Rule(1 << 62, rules[-1].name)
-    return tuple(rules)
-
-
-def _print(collective: str, rows: list[_Row]) -> None:
+def _print(collective: str, rows: list[Row]) -> None:
     lines = [("bytes", "shipped choice", "us", "best", "us", "gain", "MPI library us")]
     for row in rows:
         was, now, library = (row.seconds[name] * 1e6 for name in (row.shipped, row.best, select.NATIVE))
