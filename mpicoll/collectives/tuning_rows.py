@@ -1,14 +1,15 @@
 """Measurements of one collective by message size, and the rules that follow from them.
 
-Sizes a factor of 4 apart are measured first. Between two neighbours with different best algorithms, of which one costs
-much at the other's size, the size halfway (geometrically) is measured, until the interval is short. A rule is then
-wrong there only::
+Sizes a factor of 4 apart are measured first, and the size halfway (geometrically) between two neighbours with different
+best algorithms, if one costs much at the other's size::
 
     measured first    8 K       32 K       128 K      512 K
     best              shared    shared     ring       ring
-    measured next                    64 K: ring
-    measured last               45 K: shared
-    rules             below 54 K: shared, else ring
+    measured next                    64 K: shared
+    rules             below 128 K: shared, else ring
+
+All sizes are powers of two, since compiled dispatch knows one algorithm for all vectors of ``2**k`` to
+``2**(k + 1) - 1`` bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from mpicoll.collectives.select import NATIVE, Rule
 
 FACTOR = 4
 WORTHWHILE = 1.05
-_SHORT = 1.6
-"""Ratio of two neighbouring sizes between which nothing more is measured."""
 
 
 class Row:
@@ -53,11 +52,11 @@ class Row:
 
 
 def sizes(first: int, most: int) -> list[int]:
-    """Return the message sizes to measure first, in bytes, from `first` to `most`."""
-    found = [first]
-    while found[-1] * FACTOR <= most:
+    """Return the message sizes to measure first, powers of two from `first`, which is one, to at most `most` bytes."""
+    found, last = [first], max(first, 1 << most.bit_length() >> 1)
+    while found[-1] * FACTOR <= last:
         found.append(found[-1] * FACTOR)
-    return [*found, most] if found[-1] < most else found
+    return [*found, last] if found[-1] < last else found
 
 
 def measured(
@@ -84,21 +83,13 @@ def measured(
 
 def _between(low: Row, high: Row) -> int:
     """Return the size to measure between two rows; 0 if none is needed."""
-    if low.best == high.best or high.nbytes <= _SHORT * low.nbytes:
+    if low.best == high.best or high.nbytes <= 2 * low.nbytes:
         return 0
     costly = max(low.loss(high.best), high.loss(low.best)) > WORTHWHILE
-    return _middle(low, high) if costly else 0
-
-
-def _middle(low: Row, high: Row) -> int:
-    return round(math.sqrt(low.nbytes * high.nbytes))
+    return 2 * low.nbytes if costly else 0
 
 
 def rules_of(rows: list[Row]) -> tuple[Rule, ...]:
     """Return a rule for each range of message sizes with one best algorithm; the last has no upper bound."""
-    rules = [
-        Rule(_middle(row, following), row.best)
-        for row, following in itertools.pairwise(rows)
-        if row.best != following.best
-    ]
-    return (*rules, Rule(1 << 62, rows[-1].best))
+    changes = [row for row, following in itertools.pairwise(rows) if row.best != following.best]
+    return (*(Rule(2 * row.nbytes, row.best) for row in changes), Rule(1 << 62, rows[-1].best))

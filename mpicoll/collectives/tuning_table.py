@@ -103,8 +103,8 @@ def _span(spec: str, low: Any, high: Any) -> PayingRange:
 
 
 def _boundary(below: Any) -> int:
-    if not isinstance(below, int) or below < 1:
-        raise ValueError(f"{below!r} is not a number of bytes")
+    if not isinstance(below, int) or below < 1 or below & (below - 1):
+        raise ValueError(f"{below!r} is not a power of two")
     return below
 
 
