@@ -24,6 +24,7 @@ _MAX_COLUMNS = 8
 _MOST_RANKS = 1024
 """The steps of a ring on so many ranks take a minute to make; ``predict`` reaches further."""
 _ON_NODE = ("shared", "single_copy")
+_COSTS = ("alpha", "beta", "gamma")
 _OF_PARTS = ("gatherv", "scatterv")
 """Names that are explained though no algorithm by messages has them, as is hierarchy."""
 _SLOT_NBYTES = 16 << 10
@@ -152,18 +153,17 @@ def _explain_hierarchy(arguments: argparse.Namespace) -> list[str]:
 def _explain_collective(arguments: argparse.Namespace) -> list[str]:
     """Return the lines that compare the algorithms of a collective."""
     collective, size = arguments.name, arguments.size or 4
-    machine = Machine(arguments.alpha, arguments.beta, arguments.gamma)
     rows = cost_table(
         list(ALGORITHMS[collective].values()),
         size,
         arguments.bytes,
-        machine,
+        arguments.machine,
         root=arguments.root,
         segments=arguments.segments,
     )
     return [
         f"{collective} · algorithms by messages, the cheapest first",
-        f"{counted(size, 'rank')}, {machine.describe(arguments.bytes)}",
+        f"{counted(size, 'rank')}, {arguments.machine.describe(arguments.bytes)}",
         "",
         *rows,
         "",
@@ -188,6 +188,7 @@ def _settle(arguments: argparse.Namespace, collective: str, segmented: str | Non
         raise MpicollError("--op has no meaning without --values")
     arguments.root, arguments.segments = arguments.root or 0, arguments.segments or 1
     arguments.op = arguments.op or "sum"
+    arguments.machine = Machine(**{name: cost for name in _COSTS if (cost := getattr(arguments, name)) is not None})
     if arguments.bytes is None:
         arguments.bytes = 1 << 20 if arguments.values is None else _VALUE_NBYTES * len(arguments.values[0])
 
@@ -199,7 +200,7 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
             "python -m mpicoll predict tells the time of more"
         )
     if arguments.name in _OF_PARTS:
-        refuse(arguments, arguments.name, "goal", "values", "ranks_per_node", "collective")
+        refuse(arguments, arguments.name, "goal", "values", "ranks_per_node", "collective", *_COSTS)
         _settle(arguments, arguments.name.removesuffix("v"), arguments.name)
         return _explain_counted(arguments)
     if arguments.name in ALGORITHMS:
@@ -214,11 +215,11 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
     elif arguments.algorithm is not None:
         raise MpicollError(f"--algorithm is for the name of a collective, not {arguments.name}")
     if arguments.name in _ON_NODE:
-        refuse(arguments, arguments.name, "goal", "values", "ranks_per_node")
+        refuse(arguments, arguments.name, "goal", "values", "ranks_per_node", *_COSTS)
         _settle(arguments, arguments.collective or "allreduce", arguments.name)
         return _explain_shared(arguments)
     if arguments.name == "hierarchy":
-        refuse(arguments, arguments.name, "goal", "values", "rank")
+        refuse(arguments, arguments.name, "goal", "values", "rank", *_COSTS)
         _settle(arguments, arguments.collective or "allreduce", arguments.name)
         return _explain_hierarchy(arguments)
     refuse(arguments, "algorithms by messages", "ranks_per_node")
@@ -237,10 +238,9 @@ def _explain_schedules(arguments: argparse.Namespace) -> list[str]:
         algorithm.schedule(size, rank, root=arguments.root, segments=arguments.segments) for rank in range(size)
     ]
     if arguments.goal:
-        refuse(arguments, "--goal, which prints nothing else", "verify", "values", "rank")
+        refuse(arguments, "--goal, which prints nothing else", "verify", "values", "rank", *_COSTS)
         return goal(schedules, arguments.bytes)
-    machine = Machine(arguments.alpha, arguments.beta, arguments.gamma)
-    lines = explain(algorithm, schedules, _shown(schedules, arguments.rank), arguments.bytes, machine)
+    lines = explain(algorithm, schedules, _shown(schedules, arguments.rank), arguments.bytes, arguments.machine)
     if values:
         lines += ["", *_data(schedules, values, arguments.op)]
     if arguments.verify:
@@ -319,9 +319,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--rank", type=int, help=f"show only this rank (otherwise the first {_MAX_COLUMNS})")
     nbytes = f"message size, such as 64K (default: 1MB, or {_VALUE_NBYTES} for each of a rank's --values)"
     add("--bytes", "--nbytes", type=parse_nbytes, help=nbytes)
-    for name, what in (("alpha", "message"), ("beta", "byte sent"), ("gamma", "byte reduced")):
+    for name, what in zip(_COSTS, ("message", "byte sent", "byte reduced"), strict=True):
         usual = getattr(Machine, name)
-        add(f"--{name}", type=_cost, default=usual, help=f"seconds per {what} (default: {usual:g})")
+        add(f"--{name}", type=_cost, help=f"seconds per {what} (default: {usual:g})")
     add("--values", type=parse_values, help="vectors of the ranks, such as '1,2;3,4': show the data after each step")
     add(
         "--op",

@@ -232,6 +232,10 @@ def test_a_plan_on_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
         ("shared --segments 3", "segments"),
         ("hierarchy --segments 3", "segments"),
         ("gatherv --segments 3", "segments"),
+        ("shared --alpha 1e-6", "alpha"),
+        ("gatherv --beta 1e-6", "beta"),
+        ("hierarchy --gamma 1e-6", "gamma"),
+        ("ring --goal --beta 1e-6", "beta"),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(

@@ -28,8 +28,15 @@ MODULES = (
     "ternary",
 )
 """The modules of this package that define compressors, in the order of :func:`names`."""
-_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
-"""Parsers of settings by the annotation of their field; fields of other types cannot be set by a specification."""
+_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "str": (str, "a word"),
+}
+"""Parsers of settings, and what they take, by the annotation of their field.
+
+Fields of other types cannot be set by a specification.
+"""
 
 
 def enter(name: str, **fixed: Any) -> Callable[[type[Compressor]], type[Compressor]]:
@@ -106,7 +113,11 @@ def compressor(spec: str | Compressor) -> Compressor:
     _load()
     name, *settings = spec.strip().split(":")
     if name == "auto":
-        raise UnknownCompressor(f"compression: {spec!r} is for allreduce only; name a compressor")
+        alone = f": {':'.join(settings)!r}" if settings else ""
+        raise UnknownCompressor(
+            f"compression: {spec!r} chooses between a compressor and dense vectors, which only Allreduce and Iallreduce "
+            f"do; name the compressor{alone}"
+        )
     if name not in _FACTORIES:
         raise UnknownCompressor(f"compression: {name!r} is not one of {', '.join(names())}")
     kind, fixed = _FACTORIES[name]
@@ -128,7 +139,8 @@ def compressor(spec: str | Compressor) -> Compressor:
 
 
 def _read(spec: str, key: str, text: str, kind: Any) -> Any:
+    reader, wanted = _READERS[str(kind)]
     try:
-        return _READERS[str(kind)](text)
+        return reader(text)
     except ValueError:
-        raise ValueError(f"compression: {spec!r}: {key}: {text!r} is not {kind}") from None
+        raise ValueError(f"compression: {spec!r}: {key}: {text!r} is not {wanted}") from None

@@ -214,7 +214,7 @@ def test_whole_numbers_are_within_half_a_step(bits: int) -> None:
         ("int8:rounding=up", ValueError, "rounding: 'up'"),
         ("int8:bits=3", ValueError, "'bits=3' is not a setting"),
         ("int8:64:32", ValueError, "'32' is not a setting"),
-        ("int8:block=x", ValueError, "'x' is not int"),
+        ("int8:block=x", ValueError, "'x' is not a whole number"),
         ("powersgd:0", ValueError, "rank: 0"),
         ("powersgd:rows=-1", ValueError, "rows: -1"),
         ("powersgd:shapes=3", ValueError, "'shapes=3' is not a setting of powersgd; its settings: rank, rows"),
