@@ -115,8 +115,8 @@ def compressor(spec: str | Compressor) -> Compressor:
     if name == "auto":
         alone = f": {':'.join(settings)!r}" if settings else ""
         raise UnknownCompressor(
-            f"compression: {spec!r} chooses between a compressor and dense vectors, which only Allreduce and Iallreduce "
-            f"do; name the compressor{alone}"
+            f"compression: {spec!r} chooses between a compressor and dense vectors, which Allreduce and Iallreduce "
+            f"alone do; name the compressor{alone}"
         )
     if name not in _FACTORIES:
         raise UnknownCompressor(f"compression: {name!r} is not one of {', '.join(names())}")
