@@ -4,7 +4,7 @@ from .atomics import load, store
 from .decorators import helper, kernel_for
 
 _FACTOR, _MASK = 0x2545F4914F6CDD1D, (1 << 62) - 1
-_UNEVEN_BIT = 1 << 30
+UNEVEN_BIT = 1 << 30
 
 
 @helper
@@ -30,7 +30,7 @@ def _distinction(offsets, size, root):
         count = load(offsets + 8 * rank + 8) - load(offsets + 8 * rank)
         equal = equal and count == load(offsets + 8) - load(offsets)
         mixed = _mix(mixed, count)
-    return root if equal else (mixed & (_UNEVEN_BIT - 1)) | _UNEVEN_BIT
+    return root if equal else (mixed & (UNEVEN_BIT - 1)) | UNEVEN_BIT
 
 
 @kernel_for("int64", "int64", "int64")

@@ -315,6 +315,8 @@ class _Composition:
             facts.update(op_name=task.op_name, reducer=task.reducer)
         if facts.get("compression") is not None:
             name = compressed.algorithms(facts["compression"])[0]
+        if part.inside:  # the parts do not tell of the compression, and ranks without a share are in no others
+            facts.update(whole_code=self.plan.signature.code)
         title = f"{task.title}, step {collective}"
         return CheckedOperation(channel, collective, title, name, count, task.dtype, given, result, **facts)
 

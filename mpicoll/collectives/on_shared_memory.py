@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from mpicoll.progress.call_signature import Signature
 from mpicoll.progress.driver_thread import driver
 from mpicoll.shared_memory import slot_lengths
 from mpicoll.shared_memory.domain_memory import PLAN_LANES
-from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, USER_OP, hash_of_offsets, op_number, signature_of
+from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, hash_of_offsets, mix_distinction, op_word, signature_of
 from mpicoll.shared_memory.shared_operation import QueuedOperation, SharedOperation
 
 _NEEDS_ROOM = (words.REDUCE_SCATTER, words.ALLTOALL, words.SCAN, words.EXSCAN)
@@ -140,8 +139,7 @@ def operation_of(task: CheckedOperation, allocate: Allocate = fresh_memory) -> O
     op = words.COLLECTIVES.index(task.tells) if task.tells else 0
     reducer = 0
     if task.reducer is not None:
-        number = op_number(task.op_name, task.dtype, task.reducer)
-        op = USER_OP + zlib.crc32(task.op_name.encode()) % (0x10000 - USER_OP) if number is None else number
+        op = op_word(task.op_name, task.dtype, task.reducer)
         reducer = _address_of(task.reducer, task.dtype)
         task.channel.dispatch.learn(op, dtype, reducer)
     bounds, distinction = 0, task.root
@@ -150,6 +148,8 @@ def operation_of(task: CheckedOperation, allocate: Allocate = fresh_memory) -> O
         bounds = offsets.ctypes.data
         distinction = hash_of_offsets(offsets, task.root)
         task.kept = offsets
+    if task.whole_code:
+        distinction = mix_distinction(distinction, task.whole_code)
     send, recv, aside = _addresses(task, collective, node.rank, allocate)
     single_copy = int(task.algorithm == select.SINGLE_COPY)
     values = {

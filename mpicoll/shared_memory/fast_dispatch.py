@@ -7,6 +7,7 @@ type. The table also numbers the collectives of a communicator, for both paths.
 from __future__ import annotations
 
 import sys
+import zlib
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -74,6 +75,12 @@ def op_number(name: str, dtype: np.dtype, reducer: object) -> int | None:
     """Return the number of a predefined operation, None for one of :func:`mpicoll.op`, whatever its name."""
     number = _OP_NUMBERS.get(name)
     return number if number is not None and kernels.reducer(name, dtype) is reducer else None
+
+
+def op_word(name: str, dtype: np.dtype, reducer: object) -> int:
+    """Return the number of a predefined operation, or a hash of the name of another."""
+    number = op_number(name, dtype, reducer)
+    return USER_OP + zlib.crc32(name.encode()) % (0x10000 - USER_OP) if number is None else number
 
 
 class CompiledCall(NamedTuple):
@@ -296,6 +303,11 @@ def hash_of_offsets(offsets: np.ndarray, root: int) -> int:
     return int(uneven_parts.distinction.run(offsets.ctypes.data, offsets.size - 1, root))
 
 
+def mix_distinction(distinction: int, code: int) -> int:
+    """Return what stands in a packed call in place of `distinction` to tell calls with different codes apart."""
+    return distinction ^ code & uneven_parts.UNEVEN_BIT - 1 | uneven_parts.UNEVEN_BIT
+
+
 @lru_cache(maxsize=1024)
 def signature_of(call: int, count: int) -> Signature:
     """Return the signature of a call on shared memory; making its text takes longer than a short collective."""
@@ -305,7 +317,7 @@ def signature_of(call: int, count: int) -> Signature:
 def describe(call: int, count: int) -> str:
     """Return the text of the signature of a call on shared memory, packed by `dispatch_table.pack_call`.
 
-    In place of the root the packed call may have a hash of unequal counts.
+    In place of the root the packed call may have a hash of unequal counts, or of the call that it is a part of.
     """
     call &= ~layout.WITHDRAWN
     collective, single_copy = (
@@ -322,6 +334,6 @@ def describe(call: int, count: int) -> str:
     if collective in layout.ROOTED and root < _MOST_RANKS:
         parts.append(f"root={root}")
     elif root:
-        parts.append(f"unequal counts with hash {root:08x}")
+        parts.append(f"other arguments with hash {root:08x}")
     parts.append("algorithm=single_copy" if single_copy else "algorithm=shared")
     return f"{layout.COLLECTIVES[collective].capitalize()}({', '.join(parts)})"

@@ -361,6 +361,18 @@ def test_all_ranks_hear_of_a_mismatch(clustered: Intracomm, count: int) -> None:
         clustered.Allreduce(MPI.IN_PLACE, np.ones(5000))
 
 
+@pytest.mark.parametrize("form", call_forms.FORMS)
+@pytest.mark.parametrize("count", [1, 5000])
+def test_all_ranks_hear_of_another_compressor(clustered: Intracomm, form: str, count: int) -> None:
+    """A rank of a node has no share of one element, and so no part that tells of the compressor."""
+    spec = "int4" if clustered.rank == clustered.size - 1 else "int8"
+    x, y = np.ones(count, np.float32), np.zeros(count, np.float32)
+    with pytest.raises(MismatchError, match="compression="):
+        call_forms.make(clustered, form, "allreduce", x, y, compression=spec)
+    with pytest.raises(MpicollError):
+        clustered.Barrier()
+
+
 @pytest.mark.parametrize("spec", ["powersgd:2", "oktopk:0.05", "sign"])
 def test_error_feedback_goes_on_from_its_state(clustered: Intracomm, spec: str) -> None:
     """Compressors keep something for each lane's part of the vector, too."""
