@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 Case = TypeVar("Case")
@@ -35,3 +36,50 @@ def mpi_extra() -> str:
 
 SECOND_LIBRARY = mpi_extra() == "openmpi"
 """True in the part of `make test` that is about differences between MPI libraries."""
+
+TURNS = os.environ.get("MPICOLL_TEST_TURNS") == "1"
+"""Let the MPI tests take turns between the two libraries, as `make test` does: see :func:`left_out`."""
+
+ALIKE = (
+    "compression",
+    "training",
+    "asynchronous",
+    "test_alltoallw.py",
+    "test_argument_forms.py",
+    "test_deploy.py",
+    "test_jit.py",
+    "test_known_calls.py",
+    "test_population.py",
+    "test_program_profile.py",
+    "test_search.py",
+    "test_sharded_teacher.py",
+    "test_shared.py",
+    "test_shared_array_collectives.py",
+    "test_shared_stress.py",
+    "test_single_copy.py",
+    "test_tuning.py",
+)
+"""Files and folders of tests/mpi in which the MPI library has little part."""
+
+
+def left_out(nodes: Iterable[str]) -> set[str]:
+    """Return the MPI tests that `make test` runs under the other library only.
+
+    Those that are :data:`ALIKE` run under MPICH. Of the others each function runs under both libraries, with its first
+    case; the other cases are divided at random, which does not depend on the run.
+    """
+    found, seen = set(), set()
+    for node in nodes:
+        path, _, case = node.removeprefix("tests/mpi/").partition("::")
+        function = (path, case.partition("[")[0])
+        is_first = function not in seen
+        seen.add(function)
+        if path == "test_exact.py":
+            continue
+        if path.startswith(ALIKE):
+            is_here = not SECOND_LIBRARY
+        else:
+            is_here = is_first or zlib.crc32(node.encode()) % 2 == SECOND_LIBRARY
+        if not is_here:
+            found.add(node)
+    return found

@@ -25,6 +25,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.collectives import execute, vector_calls
 from mpicoll.consensus import share, wait_politely
+from tests import extent
 
 WORLD = MPI.COMM_WORLD
 TIMEOUT = 20.0
@@ -34,6 +35,15 @@ PATIENCE = 5.0
 
 def pytest_report_header() -> str:
     return f"MPI: {MPI.Get_library_version().splitlines()[0]}, {WORLD.size} ranks, mpicoll {mpicoll.__version__}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what runs under the other library; all ranks leave out the same."""
+    if not extent.TURNS or extent.ALL:
+        return
+    left_out = extent.left_out(item.nodeid for item in items)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+    items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 @pytest.fixture(scope="session")
