@@ -35,6 +35,16 @@ def final(folder: Path, size: int, options: str, *more: str) -> str:
     return digest
 
 
+LONG = "--steps 500 --batch 20"
+"""Options of a run in which ranks are killed, in its first half."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The parameters at the end of a run that is left alone."""
+    return final(tmp_path_factory.mktemp("undisturbed"), 3, LONG)
+
+
 def begin(size: int, *arguments: str) -> subprocess.Popen[str]:
     command = launch.command(size, [*MODULE, "--quiet", *arguments])
     return subprocess.Popen(
@@ -108,19 +118,17 @@ def wait_for_checkpoint(folder: Path, job: subprocess.Popen[str], step: int = 1)
         time.sleep(0.01)
 
 
-def test_killed_at_random_and_resumed(tmp_path: Path) -> None:
-    options = "--steps 1000 --batch 20"
-    wanted = final(tmp_path, 3, options)
+def test_killed_at_random_and_resumed(tmp_path: Path, undisturbed: str) -> None:
     dice = random.Random(5)
     for kill in range(KILLS):
         saved = ("--checkpoint", str(tmp_path / f"run{kill}"), "--checkpoint-every", str(dice.choice([1, 3, 10])))
-        job = begin(3, *options.split(), *saved)
+        job = begin(3, *LONG.split(), *saved)
         wait_for_checkpoint(tmp_path / f"run{kill}", job, dice.randrange(1, 250))
         time.sleep(dice.random() * 0.01)
         os.kill(dice.choice(ranks_of(job)), signal.SIGKILL)
         ended(job)
         assert job.returncode != 0
-        assert final(tmp_path, 3, options, *saved, "--resume") == wanted, f"kill {kill}"
+        assert final(tmp_path, 3, LONG, *saved, "--resume") == undisturbed, f"kill {kill}"
 
 
 def test_on_another_number_of_ranks(tmp_path: Path) -> None:
@@ -164,12 +172,11 @@ def test_another_run_is_refused(tmp_path: Path, changed: str, says: str) -> None
     assert says in only_line(done)
 
 
-def test_a_supervised_run_survives_its_ranks(tmp_path: Path) -> None:
+def test_a_supervised_run_survives_its_ranks(tmp_path: Path, undisturbed: str) -> None:
     """Ranks are killed one after the other; the run ends with the bits of one that was left alone."""
-    options = "--steps 1000 --batch 20"
-    wanted, result = final(tmp_path, 3, options), tmp_path / "supervised.json"
+    result = tmp_path / "supervised.json"
     saved = ["--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "5", "--json", str(result)]
-    command = launch.command(3, [*MODULE, "--quiet", *options.split(), *saved])
+    command = launch.command(3, [*MODULE, "--quiet", *LONG.split(), *saved])
     report = tmp_path / "report.json"
     supervisor = subprocess.Popen(
         [sys.executable, "-m", "mpicoll.train.supervise", "--backoff", "0.1", "--json", str(report), "--", *command],
@@ -191,7 +198,7 @@ def test_a_supervised_run_survives_its_ranks(tmp_path: Path) -> None:
             time.sleep(0.01)
     text = ended(supervisor)
     assert supervisor.returncode == 0, text
-    assert json.loads(result.read_text())["parameters_sha256"] == wanted
+    assert json.loads(result.read_text())["parameters_sha256"] == undisturbed
     attempts = json.loads(report.read_text())
     assert len(attempts) == 1 + KILLS
     assert [attempt["status"] == 0 for attempt in attempts] == [False] * KILLS + [True]
