@@ -24,6 +24,10 @@ _RANK_0_SECONDS = 1.5
 """Time that the other ranks leave rank 0 to report an interrupt; Python may be slow to notice it on busy cores."""
 
 
+class OutputFailed(Exception):
+    """Standard output cannot be written; its cause is an OSError that :func:`end_output` knows."""
+
+
 def run_framed(name: str, work: Callable[[], int]) -> int:
     """Call `work` and return its exit status.
 
@@ -44,15 +48,21 @@ def run_framed(name: str, work: Callable[[], int]) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt:
         return _end_interrupted(name)
-    except BrokenPipeError:
-        _discard_output()
-        return _CLOSED
+    except OutputFailed as failure:
+        return end_output(name, failure.__cause__)
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if not isinstance(error, BrokenPipeError) and error.errno not in _NO_ROOM:
             raise
-        _discard_output()
-        sys.stderr.write(f"{name}: output could not be written: {error.strerror}\n")
-        return 1
+        return end_output(name, error)
+
+
+def end_output(name: str, error: BaseException | None) -> int:
+    """Write no more output after an error of it; return the exit status."""
+    _discard_output()
+    if isinstance(error, BrokenPipeError):
+        return _CLOSED
+    sys.stderr.write(f"{name}: output could not be written: {getattr(error, 'strerror', error)}\n")
+    return 1
 
 
 def _discard_output() -> None:

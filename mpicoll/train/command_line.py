@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpicoll.command_frame import run_framed
+from mpicoll.command_frame import OutputFailed, end_output, run_framed
 from mpicoll.environment import finalize_without_dead_ranks, launched_rank, launcher_mismatch
 from mpicoll.errors import MpicollError, TrainingError
 from mpicoll.train.options import HelpRequested
@@ -47,6 +47,9 @@ def run_on_all_ranks(work: Callable[[MPI.Intracomm], None]) -> int:
         return _end_job(f"rank {world.rank}: interrupted", _INTERRUPTED)
     except MpicollError as error:
         return _end_job(f"error: rank {world.rank}: {type(error).__name__}: {error}", 1)
+    except OutputFailed as failure:
+        status = end_output("mpicoll", failure.__cause__)
+        return _end_job("", status) if world.size > 1 else status
     except BaseException:
         return _end_job(f"rank {world.rank}:\n{traceback.format_exc()}", 1)
 
@@ -65,5 +68,5 @@ def _refuse(message: str, status: int, rank: int) -> int:
 def _end_job(text: str, status: int) -> int:
     from mpicoll.communicator import abort
 
-    abort.end(f"{text}\n", status)
+    abort.end(f"{text}\n" if text else "", status)
     return status

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from mpicoll.command_frame import OutputFailed
 from mpicoll.data.user_paths import expanded
 from mpicoll.errors import UsageError
 from mpicoll.quantities import counted
@@ -29,8 +30,17 @@ _PIPE_INTERVAL = 1.0
 
 
 def say(text: str) -> None:
-    """Print to standard output."""
-    print(text, flush=True)
+    """Print to standard output.
+
+    Raises
+    ------
+    OutputFailed
+        If nobody reads it, or there is no room for it.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        raise OutputFailed from error
 
 
 def complain(text: str) -> None:
