@@ -42,6 +42,13 @@ def _changing(size: int, turn: int) -> list[int]:
     return [1 + (7 * turn + rank) % 19 for rank in range(size)]
 
 
+def _add(left: memoryview, right: memoryview, datatype: MPI.Datatype) -> None:
+    import numpy as np
+
+    a, b = np.frombuffer(left), np.frombuffer(right)
+    np.add(a, b, out=b)
+
+
 def _calls(rank: int, size: int) -> Iterator[tuple[str, _Call]]:
     """Yield the name of each row, and its call."""
     import numpy as np
@@ -50,6 +57,9 @@ def _calls(rank: int, size: int) -> Iterator[tuple[str, _Call]]:
     column = MPI.DOUBLE.Create_vector(_COUNT, 1, 2).Commit()
     matrix, other = np.ones((4, _COUNT), order="F"), np.zeros((4, _COUNT), order="F")
     numbers = partial(array, "d")
+    pairs = np.zeros(_COUNT, np.dtype([("value", "f8"), ("place", "i4")], align=True))
+    others = np.zeros_like(pairs)
+    operation = MPI.Op.Create(_add, commute=True)
     displs = [2 * _COUNT * each for each in range(size)]
 
     def whole(counts: list[int], *where: Any) -> list[Any] | None:
@@ -68,6 +78,12 @@ def _calls(rank: int, size: int) -> Iterator[tuple[str, _Call]]:
     yield "of array.array", lambda comm, turn: comm.Allreduce(numbers([1.0] * _COUNT), numbers([0.0] * _COUNT))
     yield "in Fortran's order", lambda comm, turn: comm.Allreduce(matrix, other)
     yield "Bcast, count changes", lambda comm, turn: comm.Bcast(np.ones(1 + turn % _PERIOD))
+    yield (
+        "MAXLOC of pairs",
+        lambda comm, turn: comm.Allreduce([pairs, MPI.DOUBLE_INT], [others, MPI.DOUBLE_INT], MPI.MAXLOC),
+    )
+    yield "of long double", lambda comm, turn: comm.Allreduce(np.ones(_COUNT, "g"), np.zeros(_COUNT, "g"))
+    yield "by MPI.Op.Create", lambda comm, turn: comm.Allreduce(np.ones(_COUNT), np.zeros(_COUNT), operation)
     yield "of a column", lambda comm, turn: comm.Bcast([np.ones(2 * _COUNT), 1, column])
     yield "Gatherv", lambda comm, turn: comm.Gatherv(np.ones(_COUNT), whole(same))
     yield "counts change", gatherv

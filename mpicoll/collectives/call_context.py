@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpicoll.buffers import reduction_ops
 from mpicoll.buffers.flat_buffer import Buffer
 from mpicoll.buffers.reduction_ops import UserOperation
-from mpicoll.collectives import select
+from mpicoll.collectives import gathered_reductions, select
 from mpicoll.collectives.counted_call import CountedCall
 from mpicoll.collectives.operation import CheckedOperation, NativeOperation
 from mpicoll.communicator.channel import Channel
@@ -128,7 +128,7 @@ def choose_reduction(scope: CallContext, collective: str, algorithm: str | None,
 def native(
     scope: CallContext, call: CallArguments, chosen: bool, *buffers: Buffer | None, inside: bool = False
 ) -> NativeOperation:
-    """Return the operation that leaves a call to the MPI library, as all ranks have to do.
+    """Return the operation that leaves a call, or the combination of elements, to the MPI library on all ranks.
 
     All ranks of a correct program do so, since the criteria are equal on all of them: the algorithm that the caller or
     a table chose; the operation (one of MPI.Op.Create, MAXLOC, MINLOC); in reductions also the element type (long
@@ -150,9 +150,14 @@ def native(
         arguments += (call.recvcounts,)
     if name in _REDUCING:
         arguments += (native_op(call.op, *buffers),)
+    root = check_root(call.root, scope.channel.size) if name in _ROOTED else 0
     if name in _ROOTED:
-        arguments += (check_root(call.root, scope.channel.size),)
-    return NativeOperation(scope.channel, name, name.capitalize(), arguments, chosen)
+        arguments += (root,)
+    made = NativeOperation(scope.channel, name, name.capitalize(), arguments, chosen)
+    if chosen or not scope.is_blocking or name not in gathered_reductions.COLLECTIVES:
+        return made
+    vectors = gathered_reductions.Vectors.of(scope.channel, name, send, recv, call.op, root)
+    return made if vectors is None else gathered_reductions.GatheredReduction.of(made, vectors)
 
 
 def native_op(op: AnyOp, *buffers: Buffer | None) -> MPI.Op:

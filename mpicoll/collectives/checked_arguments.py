@@ -82,8 +82,8 @@ class CheckedArguments:
     """Whether it is a persistent operation, which ranks may start in different orders."""
     is_part: bool = False
     """Whether it is a part of another operation, whose plan starts this one's."""
-    whole_code: int = 0
-    """Hash of the signature of the call that this is a part of, for ranks that see the part's arguments only."""
+    whole: Signature | None = None
+    """Signature of the call that this is a part of, which ranks on shared memory compare; None for calls themselves."""
     keys: Callable[[], Key] | None = None
     """Returns the key of random choices of the operation that starts now; None for that of the communicator."""
     counter: np.ndarray | None = None

@@ -14,7 +14,8 @@ from mpicoll.buffers.flat_buffer import Buffer
 from mpicoll.communicator.channel import Channel
 from mpicoll.kernels import operation_words as words
 from mpicoll.kernels.counted_calls import begin_counted, counted_call, lengths_number
-from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, signature_of
+from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
+from mpicoll.shared_memory.packed_calls import signature_of
 from mpicoll.shared_memory.shared_operation import SharedOperation
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.buffers.held_memory import held
-from mpicoll.collectives import compiled_calls, on_shared_memory, plan_cache, select, validate
+from mpicoll.collectives import compiled_calls, gathered_reductions, on_shared_memory, plan_cache, select, validate
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, is_auto
 from mpicoll.collectives.interrupted_calls import refuse_if_running
 from mpicoll.collectives.message_requests import MessageRequest
@@ -97,6 +97,12 @@ def go_on(
     if status == OTHER:
         if plain is not None:
             status = call.run(table, _NUMBERS[collective], plain.sendbuf, plain.recvbuf, op, root)
+        if status == OTHER and table and collective in gathered_reductions.COLLECTIVES:
+            begun = gathered_reductions.begin(scope.channel, table, collective, sendbuf, recvbuf, op, root)
+            if begun is not None:
+                go_on(scope, 0, begun.status, None, "allgatherv", begun.own, begun.rows)
+                begun.vectors.combine(begun.rows)
+                return
         if plain is None or status == OTHER:
             run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
             return

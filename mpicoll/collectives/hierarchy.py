@@ -316,7 +316,7 @@ class _Composition:
         if facts.get("compression") is not None:
             name = compressed.algorithms(facts["compression"])[0]
         if part.inside:  # the parts do not tell of the compression, and ranks without a share are in no others
-            facts.update(whole_code=self.plan.signature.code)
+            facts.update(whole=self.plan.signature)
         title = f"{task.title}, step {collective}"
         return CheckedOperation(channel, collective, title, name, count, task.dtype, given, result, **facts)
 

@@ -28,7 +28,8 @@ from mpicoll.progress.call_signature import Signature
 from mpicoll.progress.driver_thread import driver
 from mpicoll.shared_memory import slot_lengths
 from mpicoll.shared_memory.domain_memory import PLAN_LANES
-from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, hash_of_offsets, mix_distinction, op_word, signature_of
+from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS, op_word
+from mpicoll.shared_memory.packed_calls import hash_of_offsets, mix_distinction, signature_of
 from mpicoll.shared_memory.shared_operation import QueuedOperation, SharedOperation
 
 _NEEDS_ROOM = (words.REDUCE_SCATTER, words.ALLTOALL, words.SCAN, words.EXSCAN)
@@ -148,8 +149,8 @@ def operation_of(task: CheckedOperation, allocate: Allocate = fresh_memory) -> O
         bounds = offsets.ctypes.data
         distinction = hash_of_offsets(offsets, task.root)
         task.kept = offsets
-    if task.whole_code:
-        distinction = mix_distinction(distinction, task.whole_code)
+    if task.whole is not None:
+        distinction = mix_distinction(distinction, task.whole)
     send, recv, aside = _addresses(task, collective, node.rank, allocate)
     single_copy = int(task.algorithm == select.SINGLE_COPY)
     values = {

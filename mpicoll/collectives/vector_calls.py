@@ -37,7 +37,7 @@ from mpicoll.kernels.operation_words import (
     WAITING,
 )
 from mpicoll.kernels.uneven_calls import call_uneven, call_uneven_in
-from mpicoll.shared_memory.fast_dispatch import hash_of_offsets
+from mpicoll.shared_memory.packed_calls import hash_of_offsets
 
 _MAX_KNOWN = 256
 

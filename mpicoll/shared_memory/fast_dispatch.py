@@ -15,11 +15,12 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buffers.plain_specs import dtype_of_code, dtypes_by_handle
-from mpicoll.kernels import buffer_views, builtin_objects, dispatch_table, uneven_parts
+from mpicoll.kernels import buffer_views, builtin_objects, dispatch_table
 from mpicoll.kernels import operation_words as layout
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.compared_calls import is_new
 from mpicoll.progress.call_signature import Signature
+from mpicoll.shared_memory.packed_calls import signature_of
 
 _OPS = [getattr(MPI, name) for name in kernels.OPS]
 """Kept alive, since their addresses stand in tables."""
@@ -30,8 +31,6 @@ _DATATYPES = [each for each in vars(MPI).values() if type(each) is MPI.Datatype 
 """Kept alive, too: predefined datatypes, which programs name in specifications such as ``[array, MPI.DOUBLE]``."""
 _LETTERS = tuple({id(text): text for letter in np.typecodes["All"] for text in (letter, sys.intern(letter))}.values())
 """Kept alive, too: an interpreter has one text or two of each letter, which stands for a datatype."""
-_MOST_RANKS = 1 << 20
-"""Roots are less than this number, hashes of counts very rarely."""
 USER_OP = dispatch_table.MAX_OPS
 """Numbers of operations that are not predefined start here; they are hashes of names."""
 
@@ -296,44 +295,3 @@ _CHOICES = slice(dispatch_table.CHOSEN, dispatch_table.CHOSEN + len(layout.COLLE
 
 def _place_of(memory: np.ndarray | None) -> tuple[int, int]:
     return (0, 0) if memory is None else (memory.ctypes.data, memory.nbytes)
-
-
-def hash_of_offsets(offsets: np.ndarray, root: int) -> int:
-    """Return what stands in a packed call for the lengths of parts and the root."""
-    return int(uneven_parts.distinction.run(offsets.ctypes.data, offsets.size - 1, root))
-
-
-def mix_distinction(distinction: int, code: int) -> int:
-    """Return what stands in a packed call in place of `distinction` to tell calls with different codes apart."""
-    return distinction ^ code & uneven_parts.UNEVEN_BIT - 1 | uneven_parts.UNEVEN_BIT
-
-
-@lru_cache(maxsize=1024)
-def signature_of(call: int, count: int) -> Signature:
-    """Return the signature of a call on shared memory; making its text takes longer than a short collective."""
-    return Signature.of(describe(call, count))
-
-
-def describe(call: int, count: int) -> str:
-    """Return the text of the signature of a call on shared memory, packed by `dispatch_table.pack_call`.
-
-    In place of the root the packed call may have a hash of unequal counts, or of the call that it is a part of.
-    """
-    call &= ~layout.WITHDRAWN
-    collective, single_copy = (
-        call & (1 << dispatch_table.SINGLE_COPY_BIT) - 1,
-        call >> dispatch_table.SINGLE_COPY_BIT & 1,
-    )
-    dtype, op, root = call >> 8 & 0xFF, call >> 16 & 0xFFFF, call >> 32
-    if layout.COLLECTIVES[collective] in ("bcast", "gather", "scatter") and op:  # counts that only the root knows
-        return f"{layout.COLLECTIVES[op].capitalize()}v(root={root}, algorithm=shared)"
-    moves = layout.COLLECTIVES[collective] != "barrier"
-    parts = [f"count={count}", f"dtype={kernels.DTYPES[dtype]}"] if moves else []
-    if collective in layout.REDUCES:
-        parts.append(f"op={kernels.OPS[op] if op < USER_OP else f'number {op}'}")
-    if collective in layout.ROOTED and root < _MOST_RANKS:
-        parts.append(f"root={root}")
-    elif root:
-        parts.append(f"other arguments with hash {root:08x}")
-    parts.append("algorithm=single_copy" if single_copy else "algorithm=shared")
-    return f"{layout.COLLECTIVES[collective].capitalize()}({', '.join(parts)})"

@@ -20,8 +20,8 @@ from mpicoll.progress.call_signature import Signature, Waiting
 from mpicoll.progress.driver_thread import DriverThread, driver
 from mpicoll.progress.in_flight import InFlight
 from mpicoll.shared_memory.domain import SharedMemoryDomain
-from mpicoll.shared_memory.fast_dispatch import describe
 from mpicoll.shared_memory.nonblocking_lanes import Ending
+from mpicoll.shared_memory.packed_calls import describe
 
 _SETTLE_SECONDS = 10.0
 """Longer than a rank needs for its share of any vector, even where ranks take turns on a core."""
