@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,7 +94,24 @@ def memory_of(data: Any, argument: str, writable: bool) -> np.ndarray:
         return _shown_otherwise(data, argument)
     if writable and view.readonly:
         raise ReadOnlyBuffer(f"{argument}: the buffer is read-only")
-    return np.asarray(view)
+    return array_of_view(data, view)
+
+
+_UNREAD = {"g": np.dtype(np.longdouble), "u": np.dtype("U1"), "P": np.dtype(np.uintp)}
+"""Elements by letters of the buffer protocol that NumPy does not read in buffers of ctypes."""
+
+
+def array_of_view(data: Any, view: memoryview) -> np.ndarray:
+    """Return a buffer as an array; elements that NumPy does not read, of structures of ctypes, are of void.
+
+    Such elements can be communicated with a datatype only.
+    """
+    is_structure = view.format.startswith("T") or (view.format == "B" and view.itemsize != 1)
+    if not is_structure:
+        with contextlib.suppress(TypeError, ValueError):
+            return np.asarray(view)
+    memory: Any = MPI.buffer.frombuffer(data, view.readonly)
+    return np.frombuffer(memory, _UNREAD.get(view.format.lstrip("<>=@"), np.dtype((np.void, view.itemsize))))
 
 
 def _shown_otherwise(data: Any, argument: str) -> np.ndarray:

@@ -53,7 +53,7 @@ def entry_of_array(dtype: np.dtype, argument: str, *, moved: bool) -> Entry:
         For elements that have no MPI datatype.
     """
     is_text = dtype.kind in "SU" and dtype.itemsize == np.dtype(f"{dtype.kind}1").itemsize
-    if dtype.kind in _REFUSED and dtype != _BFLOAT16 and not (moved and is_text):
+    if dtype.kind in _REFUSED and dtype != _BFLOAT16 and not is_text:
         raise UnknownType(f"{argument}: elements of dtype {dtype} cannot be communicated")
     return _entry(frozenset([dtype]), dtype.itemsize, moved)
 

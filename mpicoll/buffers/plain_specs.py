@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.buffer_specs import memory_of
+from mpicoll.buffers.buffer_specs import array_of_view, memory_of
 from mpicoll.buffers.datatypes import entry_of_array
 from mpicoll.buffers.strided_views import entries_in
 from mpicoll.buffers.typemap import named
@@ -134,7 +134,7 @@ def _memory(data: Any, sent: bool) -> Any:
         return np.asarray(data) if sent else data
     if kind in _BUFFERS:
         view = memoryview(data)
-        return data if view.readonly and not sent else np.asarray(view)
+        return data if view.readonly and not sent else array_of_view(data, view)
     with contextlib.suppress(Exception):  # the general path raises it
         if any(hasattr(data, name) for name in _TENSOR_METHODS):
             return memory_of(data, "", not sent)

@@ -64,6 +64,15 @@ class OwnRequest(MPI.Request):
     def give_up(self, error: BaseException) -> None:
         """Abandon the operation because of `error`."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle a completed request as ``MPI.REQUEST_NULL``, which mpi4py's is then; refuse others.
+
+        Persistent ones are refused, which mpi4py's are also while they are inactive.
+        """
+        if self or isinstance(self, MPI.Prequest):
+            raise ValueError(f"cannot serialize {type(self).__name__!r} instance, which is not complete")
+        return (MPI.Request, ())
+
     def __bool__(self) -> bool:
         """Return False once it is complete; mpi4py's is ``MPI.REQUEST_NULL`` then."""
         return self.active

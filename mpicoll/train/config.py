@@ -284,8 +284,8 @@ def parse_synthetic(text: str) -> Synthetic:
     if match is None:
         raise UsageError(f"--dataset {text} is not of the form synthetic:N[xF][xC], such as synthetic:10000x64x10")
     found = Synthetic(*(int(number) for number in match.groups() if number is not None))
-    if found.count < 2 or found.features < 1 or found.classes < 2:
-        raise UsageError(f"--dataset {text} needs at least 2 samples, 1 feature and 2 classes")
+    if found.count < 2 or found.features < 1 or found.classes < 1:
+        raise UsageError(f"--dataset {text} needs at least 2 samples, 1 feature, and 2 classes or 1 target")
     return found
 
 

@@ -74,7 +74,9 @@ def check_data(options: dict[str, Any]) -> None:
     dataset = options["dataset"] = options["dataset"] or (SYNTHETIC_TEXT if model == "transformer" else "digits")
     _check_files(options)
     if dataset.startswith("synthetic:") or dataset == "synthetic":
-        parse_synthetic(dataset)
+        classes = parse_synthetic(dataset).classes
+        if classes < 2 and options["task"] != "regression":
+            raise UsageError(f"--dataset {dataset} has {classes} class; 2 at least, or --task regression")
     if dataset.startswith(SYNTHETIC_TEXT):
         parse_synthetic_text(dataset)
     _check_task(options)

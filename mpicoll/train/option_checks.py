@@ -339,7 +339,7 @@ def _check_served(options: dict[str, Any]) -> None:
             "--pull-compression": options["pull_compression"] is not None,
             "--staleness 0": options["staleness"] == 0,
             "--damping": options["damping"],
-            "--optimizer": options["optimizer"] not in ("sgd", "momentum"),
+            f"--optimizer {options['optimizer']}": options["optimizer"] not in ("sgd", "momentum"),
         }.items():
             if given:
                 raise UsageError(f"{name} needs --push mailbox, not direct")

@@ -319,6 +319,8 @@ def written(name: str, value: Any) -> list[str]:
     option = f"--{name.replace('_', '-')}"
     if name == "progress":
         return [] if value else ["--no-progress"]
+    if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:  # a number of NumPy
+        value = value.item()
     if value is None or value is False or value == ():
         return []
     return [option] if value is True else [f"{option}={value}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -454,3 +455,41 @@ def test_the_same_array_twice_is_in_place_for_types_of_the_library_too(comm: Int
     getattr(comm, name)(values, values if name != "Reduce" or comm.rank == 0 else None)
     expected = {"Allreduce": comm.size, "Scan": comm.rank + 1, "Exscan": max(comm.rank, 1)}
     assert (values == expected.get(name, comm.size if comm.rank == 0 else 1)).all()
+
+
+class _Pointed(ctypes.Structure):
+    _fields_ = (("number", ctypes.c_int), ("pointer", ctypes.c_void_p))
+
+
+class _Bits(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_int, 3), ("b", ctypes.c_int, 5))
+
+
+class _Either(ctypes.Union):
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
+
+
+@pytest.mark.parametrize("kind", [_Pointed, _Bits, _Either, ctypes.c_void_p * 2, ctypes.c_longdouble * 2])
+@pytest.mark.filterwarnings("error")
+def test_buffers_of_ctypes_that_numpy_does_not_read(comm: Intracomm, kind: Any) -> None:
+    buffer = (kind * 3)() if issubclass(kind, (ctypes.Structure, ctypes.Union)) else kind()
+    memory = MPI.buffer.frombuffer(buffer)
+    memory[:] = bytes([comm.rank + 1]) * memory.nbytes
+    comm.Bcast([buffer, MPI.BYTE])
+    assert bytes(memory) == b"\1" * memory.nbytes
+
+
+def test_numbers_of_ctypes_that_numpy_does_not_read_are_reduced(comm: Intracomm) -> None:
+    for kind in (ctypes.c_longdouble, ctypes.c_void_p):
+        x, y = (kind * 2)(3, comm.rank), (kind * 2)()
+        comm.Allreduce(x, y)
+        assert [float(each or 0) for each in y] == [3 * comm.size, comm.size * (comm.size - 1) // 2]
+    with pytest.raises(TypeError, match="V16 cannot"):
+        comm.Allreduce((_Pointed * 2)(), (_Pointed * 2)())
+
+
+def test_characters_are_reduced(comm: Intracomm) -> None:
+    for x in (np.array([b"a", bytes([98 + comm.rank])]), memoryview(bytes([97, 98 + comm.rank])).cast("c")):
+        y = np.zeros(2, "S1")
+        comm.Allreduce(x, y, MPI.MAX)
+        assert y.tolist() == [b"a", bytes([97 + comm.size])]

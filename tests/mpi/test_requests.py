@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -356,3 +358,21 @@ def test_a_copy_of_the_handle_is_refused_by_the_library(comm: Intracomm, copied:
             copied(request).Wait()
         request.Wait()
         assert (total == comm.size).all()
+
+
+def test_complete_requests_are_copied_as_null_ones(comm: Intracomm) -> None:
+    x, y = np.ones(3), np.zeros(3)
+    kept = comm.Allreduce_init(x, y)
+    for start in (comm.Ibarrier, lambda: comm.Iallreduce(x, y), lambda: comm.Iallreduce(x, y, algorithm="ring")):
+        request = start()
+        with pytest.raises(ValueError, match="cannot serialize"):
+            copy.copy(request)
+        request.Wait()
+        found = [copy.copy(request), copy.deepcopy([request])[0], pickle.loads(pickle.dumps(request))]
+        assert all(each == MPI.REQUEST_NULL for each in found)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cannot serialize"):
+            copy.copy(kept)
+        kept.Start()
+        kept.Wait()
+    kept.Free()

@@ -79,19 +79,19 @@ class AsynchronousStrategy(Replica):
         """Do nothing: each worker sends its own gradient in :meth:`update`."""
 
     def update(self, rate: float, clip: float | None) -> float:
-        """Send the gradient, after weight decay and clipping; return the norm, NaN without `clip`.
+        """Send the gradient, after clipping and weight decay; return the norm, NaN without `clip`.
 
-        The gradient is that of a share of the batch. It gets the share's part of the weight decay, and its norm is
-        divided by that part before it is compared with `clip`, as an estimate of the whole batch's norm.
+        The gradient is that of a share of the batch. Its norm is divided by the share's part before it is compared with
+        `clip`, as an estimate of the whole batch's norm. It gets the same part of the weight decay.
         """
         gradient, norm = self._gradient, math.nan
         gradient *= gradient.dtype.type(self.exchange.scale * self._scale)
-        if self._decay:
-            for span in self._decayed:
-                gradient[span] += gradient.dtype.type(self._part * self._decay) * self.vector[span]
         if clip is not None:
             norm = norm_of(sum_of_squares(gradient)) / self._part
             gradient *= gradient.dtype.type(clipping(norm, clip))
+        if self._decay:
+            for span in self._decayed:
+                gradient[span] += gradient.dtype.type(self._part * self._decay) * self.vector[span]
         with self._waiting("push"):
             self.exchange.after(gradient, rate)
         return norm
