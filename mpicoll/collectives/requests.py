@@ -110,6 +110,10 @@ class Request(OwnRequest):
         if flight is not None:
             flight.fail(error, self)
 
+    def forsake(self, error: BaseException) -> None:
+        """See :class:`~mpicoll.progress.progress_engine.Advancing`."""
+        self._flight, self._error = None, error
+
     def _has_ended(self) -> bool:
         """Advance everything, this one included: only one thread at a time may do so."""
         progress_engine.progress()

@@ -10,7 +10,7 @@ import os
 
 from mpicoll.communicator.channel import live_channels
 from mpicoll.errors import CommunicatorBroken
-from mpicoll.progress import driver_thread
+from mpicoll.progress import driver_thread, progress_engine
 
 REASON = "this process was forked from a rank, and is none itself"
 
@@ -28,6 +28,7 @@ def _leave_communicators() -> None:
     global _is_child
     _is_child = True
     driver_thread.forget()
+    progress_engine.forsake_all(CommunicatorBroken(f"communicator: it cannot be used after a failure: {REASON}"))
     for channel in list(live_channels):
         channel.break_off(REASON)
 

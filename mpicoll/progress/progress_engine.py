@@ -30,6 +30,10 @@ class Advancing(Protocol):
         """Wait until the operation has ended, if it is on `channel`; an exception is kept for Wait or Test."""
         ...
 
+    def forsake(self, error: BaseException) -> None:
+        """Advance it no more, and touch nothing of it; its Wait and Test raise `error`."""
+        ...
+
 
 _active: list[Advancing] = []
 _SEVERAL = -1
@@ -65,6 +69,16 @@ def remove(operation: Advancing) -> None:
     with _lock:
         if operation in _active:
             _active.remove(operation)
+
+
+def forsake_all(error: BaseException) -> None:
+    """Advance nothing more that was started until now; in a forked child, whose lock another thread may have held."""
+    global _lock, _is_own, _driving, _thread
+    _lock, _driving, _thread = threading.RLock(), False, None
+    _is_own = _lock._is_owned  # type: ignore[attr-defined]
+    for operation in tuple(_active):
+        operation.forsake(error)
+    _active.clear()
 
 
 def complete_on(channel: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import time
 import weakref
@@ -16,7 +17,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm, Request
 from mpicoll.collectives.requests import PersistentRequest
-from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
+from mpicoll.errors import CollectiveTimeout, CommunicatorBroken, MismatchError, RemoteError
 from mpicoll.progress import progress_engine
 from tests import extent
 
@@ -375,4 +376,41 @@ def test_complete_requests_are_copied_as_null_ones(comm: Intracomm) -> None:
             copy.copy(kept)
         kept.Start()
         kept.Wait()
+    kept.Free()
+
+
+CHILDS_CALLS: dict[str, Callable[[MPI.Request], object]] = {
+    "Wait": lambda request: request.Wait(),
+    "Test": lambda request: request.Test(),
+    "Waitall": lambda request: MPI.Request.Waitall([request]),
+    "Testany": lambda request: MPI.Request.Testany([request]),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("how", ["nonblocking", "persistent", "by messages"])
+@pytest.mark.parametrize("call", CHILDS_CALLS)
+@pytest.mark.parametrize("count", [10, 300_000])
+def test_a_forked_child_leaves_operations_in_flight_alone(comm: Intracomm, how: str, call: str, count: int) -> None:
+    """The child has the request of its parent, whose steps it would take in memory that the ranks share."""
+    x, y = np.full(count, comm.rank + 1.0, np.float32), np.zeros(count, np.float32)
+    kept = comm.Allreduce_init(x, y)
+    if comm.rank == 1:
+        time.sleep(0.1)
+    if how == "persistent":
+        kept.Start()
+    request = kept if how == "persistent" else comm.Iallreduce(x, y, algorithm="ring" if how == "by messages" else None)
+    child = os.fork() if comm.rank == 0 else None
+    if child == 0:
+        status = 1
+        try:
+            CHILDS_CALLS[call](request)
+        except CommunicatorBroken as error:
+            status = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(status)
+    if child is not None:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    request.Wait()
+    assert (y == comm.size * (comm.size + 1) / 2).all()
     kept.Free()
