@@ -146,9 +146,14 @@ class _QueuedRun(PlanRun):
         if self._before is None:
             super().be_patient()
 
+    @property
+    def is_queued(self) -> bool:
+        """True while an operation before it has to end first."""
+        return self._before is not None
+
     def waiting(self) -> Waiting:
         """Return the state of the wait."""
-        if self._before is None:
+        if not self.is_queued:
             return super().waiting()
         return Waiting(self.number, self.plan.signature, "step 0: an operation before it in its place", ())
 

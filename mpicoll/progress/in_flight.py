@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from mpicoll.communicator.channel import Channel
+from mpicoll.progress import progress_engine
 from mpicoll.progress.call_signature import Waiting
 from mpicoll.progress.driver_thread import DriverThread
 from mpicoll.progress.progress_engine import Advancing, with_progress
@@ -110,6 +111,11 @@ class InFlight(ABC):
         self._tested.look()
 
     @property
+    def is_queued(self) -> bool:
+        """True while an operation before it has to end first."""
+        return False
+
+    @property
     def polls(self) -> int:
         """Number of calls of :meth:`advance` before the core is yielded."""
         return self.channel.polls
@@ -131,16 +137,20 @@ class _Tested:
 
 
 class _Watch:
-    """Watchdog of a long wait; its time counts from the last step that was completed."""
+    """Watchdog of a long wait; its time counts from the last step that was completed.
+
+    While the collective waits for its turn, that is the end of an operation.
+    """
 
     def __init__(self, flight: InFlight, timeout: float) -> None:
         self._flight, self._timeout = flight, timeout
-        self._seen = ("", 0.0)
+        self._seen: tuple[tuple[str, int], float] = ("", 0), 0.0
 
     def __call__(self, waited: float) -> float:
         waiting = self._flight.waiting()._replace(is_nonblocking=self._flight.is_nonblocking)
-        progress, since = self._seen
-        if waiting.progress != progress:
-            since = waited if progress else 0.0
-            self._seen = (waiting.progress, since)
+        seen, since = self._seen
+        found = waiting.progress, progress_engine.ended() if self._flight.is_queued else 0
+        if found != seen:
+            since = waited if seen[0] else 0.0
+            self._seen = found, since
         return since + self._flight.channel.watchdog.look(waiting, waited - since, self._timeout)

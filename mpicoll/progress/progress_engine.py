@@ -44,7 +44,7 @@ _lock = threading.RLock()
 _is_own: Callable[[], bool] = _lock._is_owned  # type: ignore[attr-defined]
 """Returns whether this thread holds the lock."""
 _driving = False
-_turns = 0
+_turns = _ended = 0
 _thread: ProgressThread | None = None
 
 
@@ -66,9 +66,11 @@ def _wake_thread() -> None:
 
 def remove(operation: Advancing) -> None:
     """Stop advancing `operation`."""
+    global _ended
     with _lock:
         if operation in _active:
             _active.remove(operation)
+            _ended += 1
 
 
 def forsake_all(error: BaseException) -> None:
@@ -93,7 +95,7 @@ def advance_alone(operation: Advancing, advance: Callable[[], bool]) -> bool:
 
     Return whether `operation` has ended in this call; `advance` returns that, having noted it in the operation.
     """
-    global _driving
+    global _driving, _ended
     began = False
     if _is_own():  # by what a signal handler has interrupted
         return False
@@ -102,6 +104,7 @@ def advance_alone(operation: Advancing, advance: Callable[[], bool]) -> bool:
         ended = began and operation in _active and advance()
         if ended:
             _active.remove(operation)
+            _ended += 1
         return ended
     except BaseException:
         began = began or _is_own()  # an interrupt came right after the lock was acquired
@@ -154,6 +157,11 @@ def with_progress(done: Callable[[], bool]) -> Callable[[], bool]:
         return done()
 
     return test
+
+
+def ended() -> int:
+    """Return how many nonblocking operations have ended, or were given up."""
+    return _ended
 
 
 def pending() -> int:

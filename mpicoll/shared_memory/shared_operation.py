@@ -307,6 +307,11 @@ class QueuedOperation(SharedOperation):
         self._before: Ending | None = None
         self._start: Callable[[], int] | None = None
 
+    @property
+    def is_queued(self) -> bool:
+        """True while an operation before it has to end first."""
+        return self._start is not None
+
     def begins_after(self, before: Ending | None, start: Callable[[], int]) -> None:
         """Set the function that starts the operation and returns a status, to be called when `before` has ended."""
         self._before, self._start = before, start
@@ -323,7 +328,7 @@ class QueuedOperation(SharedOperation):
 
     def waiting(self) -> Waiting:
         """Return the state of the wait."""
-        if self._start is None:
+        if not self.is_queued:
             return super().waiting()
         return Waiting(self.number, self._signature, "step 0 of 2: an operation before it in its lane", ())
 
