@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import resource
+import stat
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -81,8 +82,13 @@ def finalize_without_dead_ranks() -> None:
         os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
 
 
+def is_whole_number(text: str) -> bool:
+    """Return whether a text is digits from 0 to 9, of a number that fits in 64 bits."""
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
 def _first_number(names: Iterable[str], variables: Mapping[str, str]) -> int | None:
-    return next((int(variables[name]) for name in names if variables.get(name, "").isdigit()), None)
+    return next((int(variables[name]) for name in names if is_whole_number(variables.get(name, ""))), None)
 
 
 def launched_size(variables: Mapping[str, str] = os.environ) -> int | None:
@@ -106,7 +112,7 @@ def _slurm_local_ranks(variables: Mapping[str, str]) -> int | None:
     for count, times in re.findall(r"(\d{1,6})(?:\(x(\d{1,6})\))?", variables.get("SLURM_STEP_TASKS_PER_NODE", "")):
         counts += [int(count)] * int(times or 1)
     node = variables.get("SLURM_NODEID", "0")
-    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
+    return counts[int(node)] if is_whole_number(node) and int(node) < len(counts) else None
 
 
 def core_numbers() -> list[int]:
@@ -162,8 +168,8 @@ def core_limit(variables: Mapping[str, str] = os.environ, root: Path = Path("/")
     """
     text = variables.get("MPICOLL_CORES", "")
     if text:
-        if not text.isdigit() or int(text) < 1:
-            raise ValueError(f"MPICOLL_CORES: {text!r} is not a number of cores")
+        if not is_whole_number(text) or int(text) < 1:
+            raise ValueError(f"MPICOLL_CORES: {text[:40]!r} is not a number of cores")
         return int(text)
     return _own_quota() if root == Path("/") else _quota(root)
 
@@ -211,6 +217,24 @@ def _cache_folder(own: str | None, base: str | None, home: str | None) -> Path:
     if own:
         return Path(own)
     return (Path(base) if base else Path.home() / ".cache") / "mpicoll"
+
+
+def read_file(path: Path, most: int) -> str:
+    """Return the text of a regular file of at most `most` bytes.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is longer, a device or a pipe, or no text in UTF-8.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    if status.st_size > most:
+        raise ValueError("it is too long")
+    return path.read_text(encoding="utf-8")
 
 
 def write_measurement(path: Path, text: str) -> None:

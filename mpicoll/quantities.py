@@ -7,6 +7,8 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 
+from mpicoll.environment import is_whole_number
+
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
@@ -37,14 +39,14 @@ def parse_rate(text: str) -> float:
 
 def positive(text: str) -> int:
     """Read a whole number above zero."""
-    if not text.isdigit() or int(text) < 1:
+    if not is_whole_number(text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
 def whole_number(text: str) -> int:
     """Read a whole number, 0 or above."""
-    if not text.isdigit():
+    if not is_whole_number(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 

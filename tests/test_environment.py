@@ -63,7 +63,7 @@ def test_variables_that_do_not_exist_are_found() -> None:
 
 def test_a_limit_of_cores_is_read(tmp_path: Path) -> None:
     assert core_limit({"MPICOLL_CORES": "3"}, tmp_path) == 3
-    for wrong in ("0", "-1", "two", "1.5"):
+    for wrong in ("0", "-1", "two", "1.5", "²", "٣", "1" * 30):
         with pytest.raises(ValueError, match=f"MPICOLL_CORES: '{wrong}'"):
             core_limit({"MPICOLL_CORES": wrong}, tmp_path)
     assert core_limit({}, tmp_path) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -385,3 +386,10 @@ def test_crossovers_on_the_command_line(cache: Path, capsys: pytest.CaptureFixtu
     assert "topk:0.01 does not use the two-shot allreduce" in capsys.readouterr().err
     assert main(["predict", "--compression", "int88"]) == 2
     assert "'int88' is not one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_machine_file_is_a_regular_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "m.json")
+    with pytest.raises(MachineFileError, match=r"m\.json: .*not a regular file"):
+        load(tmp_path / "m.json")

@@ -5,6 +5,7 @@ A communicator takes over the tables of the one from which it is made, so that m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.environment import cache_folder, warn_alone
+from mpicoll.environment import cache_folder, read_file, warn_alone
 
 PATTERN = "tuning-*.json"
 _MAX_NBYTES = 1 << 20
@@ -82,9 +83,12 @@ def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def _texts_in(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
     texts = {}
-    for path in sorted(folder.glob(PATTERN)):
+    paths: list[Path] = []
+    with contextlib.suppress(OSError):  # such as a name that is too long
+        paths = sorted(folder.glob(PATTERN))
+    for path in paths:
         try:
-            text = path.read_text() if path.stat().st_size <= _MAX_NBYTES else ""
+            text = read_file(path, _MAX_NBYTES)
         except (OSError, ValueError) as error:
             warn_alone(f"the tuning table {path} is ignored: {error}")
             continue

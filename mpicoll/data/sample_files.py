@@ -6,10 +6,13 @@ nothing is unpickled. Any fault of a file is raised as a :class:`DataError` that
 
 from __future__ import annotations
 
+import csv
 import gzip
 import lzma
 import math
+import stat
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -33,7 +36,8 @@ _DEFLATE_LIMIT = 1032
 _MAX_DIMENSIONS = 8
 _DAMAGE = (
     OSError, EOFError, ValueError, TypeError, KeyError, IndexError, OverflowError, RuntimeError, NotImplementedError,
-    SyntaxError, MemoryError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+    SyntaxError, MemoryError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tokenize.TokenError,
+    csv.Error,
 )  # fmt: skip
 
 
@@ -53,8 +57,10 @@ class NpyHeader(NamedTuple):
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Context that turns the errors of a damaged file into a DataError with the file's name."""
+    """Context that turns the errors of a damaged file into a DataError with the file's name; it is a regular file."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would not end
+            raise DataError(f"{path}: not a regular file")
         yield
     except DataError:
         raise

@@ -17,6 +17,7 @@ import threading
 
 import numpy as np
 
+from mpicoll.environment import is_whole_number
 from mpicoll.kernels import driven_jobs
 from mpicoll.kernels.decorators import DISABLED
 from mpicoll.kernels.operation_words import WAITING
@@ -139,4 +140,4 @@ def consider(ranks: int, own: int, together: int, competing: int) -> None:
 def threads_per_rank() -> int:
     """Return the number of threads with which a rank computes, as OMP_NUM_THREADS says; 1 if it does not."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return max(1, int(text)) if text.isdigit() else 1
+    return max(1, int(text)) if is_whole_number(text) else 1

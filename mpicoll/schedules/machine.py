@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpicoll.environment import cache_folder, write_measurement
+from mpicoll.environment import cache_folder, read_file, write_measurement
 from mpicoll.errors import MachineFileError
 
 FORMAT, VERSION = "mpicoll machine", 1
@@ -258,9 +258,7 @@ def load(path: Path) -> MachineDescription:
         If the file cannot be used; the message names it and the reason.
     """
     try:
-        if path.stat().st_size > _MAX_NBYTES:
-            raise ValueError("it is too long")
-        return parse(path.read_text())
+        return parse(read_file(path, _MAX_NBYTES))
     except (OSError, ValueError, RecursionError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
         reason = error.strerror if isinstance(error, OSError) else error
         raise MachineFileError(f"{path}: cannot be used as a machine file: {reason}") from None

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll.environment import cache_folder, cores, processor, write_measurement
+from mpicoll.environment import cache_folder, cores, processor, read_file, write_measurement
 
 ENOUGH = 3
 """Number of runs that measure."""
@@ -71,10 +71,7 @@ def _path(facts: dict[str, Any]) -> Path:
 def _read(facts: dict[str, Any], shape: tuple[int, ...]) -> list[np.ndarray]:
     """Return the measurements in the file; none from one that is damaged or for other facts."""
     try:
-        path = _path(facts)
-        if path.stat().st_size > _MAX_NBYTES:
-            return []
-        content = json.loads(path.read_text())
+        content = json.loads(read_file(_path(facts), _MAX_NBYTES))
         if content["format"] != _FORMAT or content["facts"] != facts:
             return []
         kept = [np.array(each, np.float64) for each in content["ratios"]]

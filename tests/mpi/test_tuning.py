@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,6 +107,29 @@ def test_a_bad_table_costs_one_warning(folder: Path, comm: Intracomm, damage: ob
             tuned.Free()
     about = [warning for warning in caught if "tuning table" in str(warning.message)]
     assert len(about) == (comm.rank == 0)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_no_table(folder: Path, comm: Intracomm, make: Callable[[Path], None]) -> None:
+    """Opening a pipe would not end, nor reading a device."""
+    if comm.rank == 0:
+        make(folder / "tuning-9-ranks-0.json")
+    comm.Barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tuned = fresh()
+        assert tuned.choice("allreduce", 100) == comm.choice("allreduce", 100)
+        tuned.Free()
+    told = [str(warning.message) for warning in caught if "tuning table" in str(warning.message)]
+    assert ["not a regular file" in text for text in told] == [True] * (comm.rank == 0)
+
+
+def test_a_folder_whose_name_is_too_long_has_no_tables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPICOLL_CACHE_DIR", str(folder / ("a" * 300)))
+    tuned = fresh()
+    tuned.Barrier()
+    tuned.choice("allreduce", 100)
+    tuned.Free()
 
 
 def test_tune_keeps_what_it_finds(folder: Path, comm: Intracomm, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,8 @@ def test_options_arrive():
         ("--dataset synthetic:", "synthetic:N"),
         ("--dataset synthetic:1", "at least 2 samples"),
         ("--dataset synthetic:10x0", "at least"),
-        ("--dataset synthetic:10x4x1", "at least"),
+        ("--dataset synthetic:10x4x0", "at least"),
+        ("--dataset synthetic:10x4x1", "has 1 class; 2 at least, or --task regression"),
         ("--prefetch -1", "--prefetch"),
         ("--prefetch 2 --balance auto", "--prefetch is not for --balance auto"),
         ("--prefetch 2 --mode gossip", "--prefetch is for ranks that take steps together"),
@@ -128,7 +129,7 @@ def test_options_arrive():
         ("--mode ps --pull-compression magic", "--pull-compression: 'magic' is not one of"),
         ("--mode ps --pull-compression int8 --dtype float64", "--pull-compression is for --dtype float32"),
         ("--mode ps --push direct --staleness 0", "--staleness 0 needs --push mailbox"),
-        ("--mode ps --push direct --optimizer adam", "--optimizer needs --push mailbox"),
+        ("--mode ps --push direct --optimizer adam", "--optimizer adam needs --push mailbox"),
         ("--mode ps --compression powersgd:4", "--compression powersgd:4"),
         (
             "--mode ps --shard optimizer",

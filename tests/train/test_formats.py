@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import pickle
 import struct
 import zipfile
@@ -9,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from mpicoll.data import sample_files
+from mpicoll.data import sample_files, sample_tables
 from mpicoll.errors import DataError
 
 
@@ -145,6 +146,7 @@ HOSTILE_NPY = {
     "overflow": npy_header(f"({2**33}, {2**33})"),
     "negative": npy_header("(-1, -8)") + bytes(8),
     "many-dimensions": npy_header("(1,) * 40") + bytes(8),
+    "endless": npy_header("(60, 5, "),
     "deep": npy_header("(" * 5000 + ")" * 5000),
     "object": npy_bytes(np.array([Bomb()], object), allow_pickle=True),
     "object-header": npy_header("(1,)", "'|O'") + pickle.dumps(Bomb()),
@@ -223,3 +225,19 @@ def test_any_flipped_byte_is_harmless(tmp_path, position):
     except DataError:
         return
     assert all(array.dtype.kind in "biuf" for array in found.values())
+
+
+@pytest.mark.parametrize("read", [sample_files.map_npy, sample_files.read_npz, sample_files.read_idx])
+def test_a_pipe_is_refused(tmp_path, read):
+    """Opening it would wait for somebody who writes."""
+    path = tmp_path / "data"
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="data: not a regular file"):
+        read(path)
+
+
+def test_a_line_that_is_too_long_is_refused_by_name(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a" * 200_000)
+    with pytest.raises(DataError, match=r"x\.csv: field larger"):
+        sample_tables.read_table(path, (), "float32", reals=False)

@@ -112,7 +112,7 @@ def test_a_language_model_reports_perplexity_and_no_accuracy(tmp_path, capsys):
 
 
 def test_a_regression_learns_a_linear_function_and_has_no_accuracy():
-    result = trained("--model logistic --task regression --dataset synthetic:800x8x2 --epochs 8 --weight-decay 0")
+    result = trained("--model logistic --task regression --dataset synthetic:800x8x1 --epochs 8 --weight-decay 0")
     assert result["test_loss"] < 0.02
     assert result["test_accuracy"] is None
     assert result["epochs"][-1]["train_accuracy"] is None

@@ -295,3 +295,21 @@ def test_a_regression_is_reported_by_its_loss(capsys):
 def test_errors_of_a_run_name_arguments():
     with pytest.raises(NonFiniteLoss, match="try a lower lr or a longer warmup"):
         trainer(lr=1e30, warmup=0).fit()
+
+
+def test_numbers_of_numpy_are_options():
+    options = {"epochs": 2, "batch": 50, "lr": 0.1, "clip": 0.5}
+    kinds = (np.int64, np.int32, np.float64, np.float64)
+    given = {name: kind(options[name]) for name, kind in zip(options, kinds, strict=True)}
+    wanted, found = trainer(**options).fit(), trainer(**given).fit()
+    assert found["parameters_sha256"] == wanted["parameters_sha256"]
+
+
+def test_gradients_are_clipped_before_weight_decay_with_every_strategy():
+    """On one rank they are the same method."""
+    options = {"epochs": 2, "batch": 50, "clip": 0.1, "lr": 0.1, "weight_decay": 0.2}
+    wanted, found = trainer(**options), trainer(strategy="gossip", **options)
+    wanted.fit()
+    found.fit()
+    for one, other in zip(wanted.parameters, found.parameters, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
