@@ -210,8 +210,8 @@ class Trainer:
             other data than others: numbers of samples, the first and the last sample, and shapes are compared.
         Exception
             On the rank where the model, the data set or a callback raised it. Unless the exception ends the job, the
-            other ranks wait for this one, at most for the timeout. The communicator cannot be used for training any more;
-            give others ``MPI.COMM_WORLD.Dup()``, made before, as `comm` if the program goes on.
+            other ranks wait for this one, at most for the timeout. The communicator cannot be used for training any
+            more; give ``MPI.COMM_WORLD.Dup()`` as `comm` of each Trainer if the program goes on.
         """
         try:
             comm = make_communicator(self._config, MPI.Intracomm(self._comm)) if self._own is None else self._own
