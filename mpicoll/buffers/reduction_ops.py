@@ -173,6 +173,11 @@ def name_of(operation: MPI.Op | UserOperation) -> str | None:
     return _NAMES.get(operation.handle)
 
 
+def has_kernels(operation: MPI.Op | UserOperation) -> bool:
+    """Return False for an MPI.Op that no kernel executes, whatever the elements."""
+    return not isinstance(operation, MPI.Op) or operation.handle in _NAMES
+
+
 def is_commutative(operation: MPI.Op | UserOperation) -> bool:
     """Return whether operands may be exchanged; True for any MPI.Op, since those with kernels commute."""
     return operation.commutative if isinstance(operation, UserOperation) else True

@@ -7,6 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpicoll.buffers.held_memory import held
+from mpicoll.buffers.reduction_ops import has_kernels
 from mpicoll.collectives import compiled_calls, gathered_reductions, on_shared_memory, plan_cache, select, validate
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, is_auto
 from mpicoll.collectives.interrupted_calls import refuse_if_running
@@ -91,18 +92,17 @@ def go_on(
             complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
         del kept
         return
-    plain = None
-    if table and type(root) is int and 0 <= root < scope.channel.size:
+    plain, has_root = None, type(root) is int and 0 <= root < scope.channel.size
+    may_gather = status == OTHER and table != 0 and has_root and collective in gathered_reductions.COLLECTIVES
+    if may_gather and not has_kernels(op) and _gather(scope, table, collective, sendbuf, recvbuf, op, root):
+        return
+    if table and has_root:
         plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size, scope.channel.rank == root)
     if status == OTHER:
         if plain is not None:
             status = call.run(table, _NUMBERS[collective], plain.sendbuf, plain.recvbuf, op, root)
-        if status == OTHER and table and collective in gathered_reductions.COLLECTIVES:
-            begun = gathered_reductions.begin(scope.channel, table, collective, sendbuf, recvbuf, op, root)
-            if begun is not None:
-                go_on(scope, 0, begun.status, None, "allgatherv", begun.own, begun.rows)
-                begun.vectors.combine(begun.rows)
-                return
+        elif may_gather and has_kernels(op) and _gather(scope, table, collective, sendbuf, recvbuf, op, root):
+            return
         if plain is None or status == OTHER:
             run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
             return
@@ -112,6 +112,16 @@ def go_on(
         complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
     if plain is not None:
         plain.unpack()
+
+
+def _gather(scope: CallContext, table: int, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: int) -> bool:
+    """Make a reduction that no kernel executes, if compiled code can gather it; return whether it has been made."""
+    begun = gathered_reductions.begin(scope.channel, table, collective, sendbuf, recvbuf, op, root)
+    if begun is None:
+        return False
+    go_on(scope, 0, begun.status, None, "allgatherv", begun.own, begun.rows)
+    begun.vectors.combine(begun.rows)
+    return True
 
 
 def complete(scope: CallContext, status: int, made: CallArguments) -> None:

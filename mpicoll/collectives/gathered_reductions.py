@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.buffers.buffer_specs import BOTTOM, Foreign, datatype_of, in_place, index, take_apart
+from mpicoll.buffers.buffer_specs import BOTTOM, Foreign, Spec, datatype_of, in_place, index, take_apart
 from mpicoll.buffers.datatypes import BYTE, entry_of
 from mpicoll.buffers.flat import array_of
 from mpicoll.buffers.flat_buffer import Buffer, address_of
@@ -39,10 +39,15 @@ _LONGEST_NBYTES = 32 << 10
 """Bytes of all ranks' vectors up to which they are gathered."""
 _OPERATIONS = {each.handle: name for name, each in vars(MPI).items() if isinstance(each, MPI.Op)}
 """Names of predefined operations by their handles."""
-_signature = lru_cache(maxsize=1024)(Signature.of)
 
 
-@dataclass(frozen=True)
+@lru_cache(maxsize=1024)
+def _signature(collective: str, count: int, datatype: int, op: str, root: int) -> Signature:
+    name = MPI.Datatype.fromhandle(datatype).name
+    end = f", root={root}" if collective == "reduce" else ""
+    return Signature.of(f"{collective.capitalize()}(count={count}, {name}, op={op}{end})")
+
+
 class Block:
     """Entries of a predefined datatype, one after the other.
 
@@ -52,31 +57,27 @@ class Block:
         The memory from the first entry on, to the last byte of the last one at least.
     number, datatype
         Number of entries, and their type.
+    nbytes
+        Bytes of the entries, with the gaps in them and behind them.
+    end
+        Offset of the first byte behind the last entry, which a gap may follow that is not in memory.
     """
 
-    memory: np.ndarray
-    number: int
-    datatype: MPI.Datatype
+    __slots__ = ("_shape", "datatype", "end", "memory", "nbytes", "number")
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the entries, with the gaps in them and behind them."""
-        return self.number * _shape_of(self.datatype.handle).extent
-
-    @property
-    def end(self) -> int:
-        """Offset of the first byte behind the last entry, which a gap may follow that is not in memory."""
-        shape = _shape_of(self.datatype.handle)
-        return (self.number - 1) * shape.extent + shape.used if self.number else 0
+    def __init__(self, memory: np.ndarray, number: int, datatype: MPI.Datatype, shape: _Shape) -> None:
+        self.memory, self.number, self.datatype, self._shape = memory, number, datatype, shape
+        self.nbytes = number * shape.extent
+        self.end = self.nbytes - shape.extent + shape.used if number else 0
 
     def fill(self, row: np.ndarray) -> None:
         """Copy entries from a row of bytes; gaps in them are not written."""
-        shape = _shape_of(self.datatype.handle)
-        if len(shape.places) == shape.extent:
-            self.memory[: self.nbytes] = row[: self.nbytes]
+        extent, places = self._shape.extent, self._shape.places
+        if len(places) == extent:
+            self.memory[: self.nbytes] = row
         else:
-            places = (shape.extent * np.arange(self.number)[:, None] + shape.places).ravel()
-            self.memory[places] = row[places]
+            chosen = places if self.number == 1 else (extent * np.arange(self.number)[:, None] + places).ravel()
+            self.memory[chosen] = row[chosen]
 
 
 class _Shape(NamedTuple):
@@ -87,21 +88,42 @@ class _Shape(NamedTuple):
     places: np.ndarray
 
 
-@cache
-def _shape_of(handle: int) -> _Shape:
-    datatype = MPI.Datatype.fromhandle(handle)
+class _Entries(NamedTuple):
+    """A predefined datatype and its shape."""
+
+    datatype: MPI.Datatype
+    shape: _Shape
+
+
+_predefined: dict[int, _Entries | None] = {}
+"""By handle, which other datatypes never have; None for datatypes without bytes."""
+
+
+def _entries_of(datatype: MPI.Datatype) -> _Entries | None:
+    """Return a datatype with its shape, None for one that is not predefined, or has no bytes."""
+    handle = datatype.handle
+    if handle not in _predefined:
+        if not datatype.is_predefined:
+            return None
+        shape = _shape_of(datatype)
+        _predefined[handle] = _Entries(datatype, shape) if shape.used else None
+    return _predefined[handle]
+
+
+def _shape_of(datatype: MPI.Datatype) -> _Shape:
     dtype, extent = named(datatype), datatype.Get_extent()[1]
     fields = [(0, datatype.Get_size())]
     if dtype.fields is not None:
         fields = [(offset, kind.itemsize) for kind, offset, *_ in dtype.fields.values()]
-    places = np.array([place for offset, nbytes in fields for place in range(offset, offset + nbytes)])
+    places = np.array([place for offset, nbytes in fields for place in range(offset, offset + nbytes)], np.int64)
     return _Shape(extent, int(places.max(initial=-1)) + 1, places)
 
 
 @cache
-def _type_of_elements(dtype: np.dtype) -> MPI.Datatype | None:
+def _entries_of_array(dtype: np.dtype) -> _Entries | None:
+    """Return the datatype that mpi4py takes for elements of an array; None if it has none."""
     try:
-        return MPI.Datatype.fromcode(dtype.char)
+        return _entries_of(MPI.Datatype.fromcode(dtype.char))
     except ValueError:
         return None
 
@@ -114,23 +136,24 @@ def block_of(spec: Any, argument: str, *, writable: bool) -> Block | None:
     TypeError, ValueError
         If the specification is wrong.
     """
-    parts = take_apart(spec, argument)
-    if parts.data is MPI.BOTTOM or parts.displs is not None or np.ndim(parts.counts):
+    parts = Spec(spec, None, None, None) if type(spec) is np.ndarray else take_apart(spec, argument)
+    counts, given = parts.counts, parts.datatype
+    if parts.displs is not None or (type(counts) is not int and np.ndim(counts)) or parts.data is MPI.BOTTOM:
         return None
-    array = array_of(parts, argument, writable)
-    is_flat = array.flags.c_contiguous or array.flags.f_contiguous
-    if array is BOTTOM or not is_flat or not array.dtype.isnative or (writable and not array.flags.writeable):
+    array = parts.data if type(parts.data) is np.ndarray else array_of(parts, argument, writable)
+    flags = array.flags
+    if not (flags.c_contiguous or flags.f_contiguous) or (writable and not flags.writeable):
         return None
-    given = parts.datatype
-    datatype = _type_of_elements(array.dtype) if given is None else datatype_of(given, argument)
-    if datatype is None or not datatype.is_predefined or not datatype.Get_size():
+    entries = _entries_of_array(array.dtype) if given is None else _entries_of(datatype_of(given, argument))
+    if entries is None or not array.dtype.isnative or array is BOTTOM:
         return None
-    memory, shape = array.reshape(-1, order="A").view(BYTE), _shape_of(datatype.handle)
-    if parts.counts is None and array.nbytes % shape.extent:
+    nbytes, extent = array.nbytes, entries.shape.extent
+    if counts is None and nbytes % extent:
         return None
-    count = array.nbytes // shape.extent if parts.counts is None else index(parts.counts, argument, "count")
-    block = Block(memory, count, datatype)
-    return block if block.end <= memory.size else None
+    number = nbytes // extent if counts is None else index(counts, argument, "count")
+    memory = (array if array.ndim == 1 else array.reshape(-1, order="A")).view(BYTE)
+    block = Block(memory, number, entries.datatype, entries.shape)
+    return block if block.end <= nbytes else None
 
 
 @cache
@@ -187,10 +210,8 @@ class Vectors:
 
     def whole(self) -> Signature:
         """Return the signature of the call."""
-        root = f", root={self.root}" if self.collective == "reduce" else ""
-        op = _OPERATIONS.get(self.op.handle, "of MPI.Op.Create")
-        title, given = self.collective.capitalize(), self.given
-        return _signature(f"{title}(count={given.number}, {given.datatype.name}, op={op}{root})")
+        op, given = _OPERATIONS.get(self.op.handle, "of MPI.Op.Create"), self.given
+        return _signature(self.collective, given.number, given.datatype.handle, op, self.root)
 
     def own_row(self) -> np.ndarray:
         """Return this rank's entries as bytes."""
@@ -200,14 +221,15 @@ class Vectors:
 
     def combine(self, rows: np.ndarray) -> None:
         """Combine the entries of all ranks, a row for each, which are overwritten, and copy the result to its place."""
-        number, datatype = self.given.number, self.given.datatype
-        rank, last = self.channel.rank, len(rows) - 1
-        last = {"scan": rank, "exscan": rank - 1}.get(self.collective, last)
+        number, datatype, last = self.given.number, self.given.datatype, len(rows) - 1
+        if self.collective in ("scan", "exscan"):
+            last = self.channel.rank - (self.collective == "exscan")
         if self.result is None or last < 0 or not number:
             return
-        for row in rows[:last][::-1]:
-            self.op.Reduce_local([row, number, datatype], [rows[last], number, datatype])
-        self.result.fill(rows[last])
+        combined = rows[last]
+        for row in range(last - 1, -1, -1):
+            self.op.Reduce_local([rows[row], number, datatype], [combined, number, datatype])
+        self.result.fill(combined)
 
 
 class GatheredReduction(NativeOperation):
@@ -264,7 +286,7 @@ class Begun(NamedTuple):
 
 
 def begin(
-    channel: Channel, table: int, collective: str, sendbuf: Any, recvbuf: Any, op: Any, root: Any
+    channel: Channel, table: int, collective: str, sendbuf: Any, recvbuf: Any, op: Any, root: int
 ) -> Begun | None:
     """Begin to gather, by compiled code; None, and nothing has happened, where the general path has to do it.
 
@@ -275,8 +297,6 @@ def begin(
     table
         See :func:`mpicoll.kernels.dispatch.call`.
     """
-    if type(root) is not int or not 0 <= root < channel.size:
-        return None
     vectors = Vectors.of(channel, collective, sendbuf, recvbuf, op, root)
     if vectors is None:
         return None
