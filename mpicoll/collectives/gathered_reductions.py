@@ -43,9 +43,10 @@ _OPERATIONS = {each.handle: name for name, each in vars(MPI).items() if isinstan
 
 @lru_cache(maxsize=1024)
 def _signature(collective: str, count: int, datatype: int, op: str, root: int) -> Signature:
-    name = MPI.Datatype.fromhandle(datatype).name
+    """Return the signature of a call; types with the same elements are one, as MPI_LONG and MPI_INT64_T."""
+    elements = named(MPI.Datatype.fromhandle(datatype))
     end = f", root={root}" if collective == "reduce" else ""
-    return Signature.of(f"{collective.capitalize()}(count={count}, {name}, op={op}{end})")
+    return Signature.of(f"{collective.capitalize()}(count={count}, dtype={elements}, op={op}{end})")
 
 
 class Block:
@@ -129,7 +130,7 @@ def _entries_of_array(dtype: np.dtype) -> _Entries | None:
 
 
 def block_of(spec: Any, argument: str, *, writable: bool) -> Block | None:
-    """Return the entries that a buffer specification names; None for others than predefined ones without distances.
+    """Return the entries that a buffer specification names; None for datatypes that are not predefined.
 
     Raises
     ------
@@ -137,23 +138,24 @@ def block_of(spec: Any, argument: str, *, writable: bool) -> Block | None:
         If the specification is wrong.
     """
     parts = Spec(spec, None, None, None) if type(spec) is np.ndarray else take_apart(spec, argument)
-    counts, given = parts.counts, parts.datatype
-    if parts.displs is not None or (type(counts) is not int and np.ndim(counts)) or parts.data is MPI.BOTTOM:
+    counts, displs, given = parts.counts, parts.displs, parts.datatype
+    if (type(counts) is not int and np.ndim(counts)) or parts.data is MPI.BOTTOM:
         return None
     array = parts.data if type(parts.data) is np.ndarray else array_of(parts, argument, writable)
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous) or (writable and not flags.writeable):
         return None
     entries = _entries_of_array(array.dtype) if given is None else _entries_of(datatype_of(given, argument))
-    if entries is None or not array.dtype.isnative or array is BOTTOM:
+    if entries is None or (given is None and not array.dtype.isnative) or array is BOTTOM:
         return None
-    nbytes, extent = array.nbytes, entries.shape.extent
-    if counts is None and nbytes % extent:
+    memory, extent = (array if array.ndim == 1 else array.reshape(-1, order="A")).view(BYTE), entries.shape.extent
+    if displs is not None:
+        memory = memory[extent * index(displs, argument, "displacement") :]
+    if counts is None and memory.size % extent:
         return None
-    number = nbytes // extent if counts is None else index(counts, argument, "count")
-    memory = (array if array.ndim == 1 else array.reshape(-1, order="A")).view(BYTE)
+    number = memory.size // extent if counts is None else index(counts, argument, "count")
     block = Block(memory, number, entries.datatype, entries.shape)
-    return block if block.end <= nbytes else None
+    return block if block.end <= memory.size else None
 
 
 @cache

@@ -138,6 +138,22 @@ def test_operands_are_combined_in_rank_order(comm: Intracomm, join: MPI.Op, name
             comm.Allreduce(x, strided, join)
 
 
+def test_ranks_name_the_same_elements_in_other_ways(comm: Intracomm, gathered: list[str], join: MPI.Op) -> None:
+    wanted = float("".join(str(rank + 1) for rank in range(comm.size)))
+    ways: list[Callable[[np.ndarray], Any]] = [
+        lambda x: x[2:4],
+        lambda x: [x, (2, 2), MPI.DOUBLE],
+        lambda x: [x[2:], 2, "d"],
+        lambda x: [memoryview(x)[2:4], MPI.DOUBLE],
+        lambda x: [x[2:4].view(">f8"), MPI.DOUBLE],
+        lambda x: x[2:4].reshape(2, 1),
+    ]
+    for turn in range(len(ways)):
+        x, y = np.full(6, comm.rank + 1.0), np.zeros(6)
+        comm.Allreduce(ways[(comm.rank + turn) % len(ways)](x), ways[(2 * comm.rank + turn) % len(ways)](y), join)
+        assert y.tolist() == [0, 0, wanted, wanted, 0, 0]
+
+
 def test_long_vectors_are_the_librarys(comm: Intracomm, gathered: list[str], join: MPI.Op) -> None:
     x = np.ones(10_000, np.longdouble)
     y = np.zeros_like(x)
