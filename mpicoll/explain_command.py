@@ -24,9 +24,9 @@ _MAX_COLUMNS = 8
 _MOST_RANKS = 1024
 """The steps of a ring on so many ranks take a minute to make; ``predict`` reaches further."""
 _ON_NODE = ("shared", "single_copy")
-_COSTS = ("alpha", "beta", "gamma")
 _OF_PARTS = ("gatherv", "scatterv")
 """Names that are explained though no algorithm by messages has them, as is hierarchy."""
+_COSTS = ("alpha", "beta", "gamma")
 _SLOT_NBYTES = 16 << 10
 """About the longest vector, in bytes, that passes through slots where every rank has a core."""
 _VALUE_NBYTES = 8
