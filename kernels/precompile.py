@@ -20,12 +20,20 @@ from . import (
     optimizer_updates,
     quantized_layers,
 )
-from .codecs import cast_codec, integer_codec, sign_codec
+from .codecs import cast_codec, integer_codec, sign_codec, sparse_codec
 from .compile_progress import show
 from .decorators import DISABLED, compile_beforehand
 from .reduce import DTYPES, OPS, reducer
 
-WITH_KERNELS = (cast_codec, integer_codec, sign_codec, network_layers, optimizer_updates, quantized_layers)
+WITH_KERNELS = (
+    cast_codec,
+    integer_codec,
+    sign_codec,
+    sparse_codec,
+    network_layers,
+    optimizer_updates,
+    quantized_layers,
+)
 """Modules whose kernels are made by `decorators.kernel_for`: being imported here is what has them compiled."""
 _COLLECTIVES = (
     "announce",

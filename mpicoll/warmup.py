@@ -30,6 +30,8 @@ _COUNT = 5000
 """Elements of the vector that is compressed: several whole blocks and a partial one."""
 _VALUES = {"error": "error:1e-3"}
 """Specifications of the compressors that need a setting."""
+_ALSO = {"common": ("common:16",)}
+"""Further specifications of a compressor, whose settings need kernels of their own."""
 Item = tuple[str, str]
 """Kind of kernels, and a name within the kind: the unit of work of a process."""
 
@@ -41,8 +43,9 @@ def _compress(spec: str) -> None:
     from mpicoll import Intracomm
 
     comm = Intracomm(MPI.COMM_SELF)
-    for way in (spec,) if compressor(spec).unbiased else (spec, ErrorFeedback(spec)):
-        comm.Allreduce(MPI.IN_PLACE, np.ones(_COUNT, np.float32), compression=way)
+    for each in (spec, *_ALSO.get(spec, ())):
+        for way in (each,) if compressor(each).unbiased else (each, ErrorFeedback(each)):
+            comm.Allreduce(MPI.IN_PLACE, np.ones(_COUNT, np.float32), compression=way)
 
 
 def _train(dtype: str) -> None:
