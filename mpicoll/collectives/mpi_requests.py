@@ -141,6 +141,8 @@ def _startall(plain: Callable[..., None]) -> Callable[..., None]:
         if not _has_own(requests):
             plain(requests)
             return
+        if any(_is_own(request) and not isinstance(request, MPI.Prequest) for request in requests):
+            raise MPI.Exception(MPI.ERR_REQUEST)
         plain([request for request in requests if not _is_own(request)])
         for request in requests:
             if _is_own(request):

@@ -207,8 +207,16 @@ def _padded(statuses: Sequence[MPI.Status] | None, length: int) -> Sequence[MPI.
 
 
 def fill_empty(status: MPI.Status | None) -> None:
-    """Make a status empty, as MPI does for requests that have received no message."""
+    """Make a status empty, as MPI does for requests that have received no message.
+
+    Raises
+    ------
+    TypeError
+        If it is none.
+    """
     if status is not None:
+        if not isinstance(status, MPI.Status):
+            raise TypeError(f"status: {status!r} is not a Status")
         status.source, status.tag, status.error = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.SUCCESS
         status.Set_elements(MPI.BYTE, 0)
         status.Set_cancelled(False)

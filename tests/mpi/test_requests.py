@@ -414,3 +414,13 @@ def test_a_forked_child_leaves_operations_in_flight_alone(comm: Intracomm, how: 
     request.Wait()
     assert (y == comm.size * (comm.size + 1) / 2).all()
     kept.Free()
+
+
+def test_wrong_arguments_raise_what_mpi4py_raises(comm: Intracomm) -> None:
+    for each in (comm, MPI.Intracomm(comm)):
+        request = each.Ibarrier()
+        with pytest.raises(MPI.Exception):
+            MPI.Prequest.Startall([request])
+        with pytest.raises(TypeError):
+            request.Wait(3)
+        request.Wait()
