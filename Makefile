@@ -41,7 +41,7 @@ test: export MPICOLL_TEST_TURNS = 1
 test: $(VENV)/ready  ## what has to pass: format, lint, types, and tests of every kind under MPICH and Open MPI
 	$(MAKE) -j 2 MPI=mpich second check test-bounds warmup
 	$(MAKE) MPI=mpich test-serial test-mpi test-system SYSTEM="tests/system --ignore tests/system/test_conformance.py"
-	$(MAKE) MPI=openmpi test-mpi test-system RANKS=5 FEW=3 BESIDE= SYSTEM="$(BOTH)"
+	$(MAKE) MPI=openmpi test-mpi test-system RANKS=5 FEW=3 SYSTEM="$(BOTH)"
 
 # While pip makes the environment of the second library on one core, the other is free for what runs on one. Kernels
 # are compiled here for both.
@@ -67,20 +67,11 @@ CHECKED = tests/kernels/test_entries.py tests/kernels/test_topk.py tests/compres
 test-bounds: $(VENV)/ready  ## tests of kernels once more, compiled anew so that every access is checked
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(VENV)/checked $(BIN)/python -m pytest -q $(CHECKED)
 
-# Every algorithm on many ranks; what is made of collectives is much the same on fewer. Parameter servers and peers wait
-# for most of their time, so that the others go on beside them.
+# Every algorithm on many ranks; what is made of collectives is much the same on fewer.
 FEW ?= 4
-BESIDE ?= test-asynchronous
-MPI_TESTS = $(BIN)/python -m tests.mpirun -n $(FEW) -m pytest -q --with-mpi $(ARGS)
 test-mpi: warmup  ## the MPI tests: every algorithm on 8 ranks, the rest on 4
-	$(MAKE) -O -j 2 test-exact $(BESIDE)
-	$(MPI_TESTS) tests/mpi --ignore tests/mpi/test_exact.py --ignore tests/mpi/asynchronous
-
-test-exact: warmup
 	$(BIN)/python -m tests.mpirun -n $(RANKS) -m pytest -q --with-mpi tests/mpi/test_exact.py $(ARGS)
-
-test-asynchronous: warmup
-	$(MPI_TESTS) tests/mpi/asynchronous
+	$(BIN)/python -m tests.mpirun -n $(FEW) -m pytest -q --with-mpi tests/mpi --ignore tests/mpi/test_exact.py $(ARGS)
 
 test-%: warmup  ## test-N runs all MPI tests on N ranks, with a deadline for each
 	$(BIN)/python -m tests.mpirun -n $* -m pytest -q --with-mpi tests/mpi $(ARGS)
