@@ -56,7 +56,7 @@ class Block:
     ----------
     memory : (nbytes,) uint8
         The memory from the first entry on, to the last byte of the last one at least.
-    number, datatype
+    count, datatype
         Number of entries, and their type.
     nbytes
         Bytes of the entries, with the gaps in them and behind them.
@@ -64,12 +64,18 @@ class Block:
         Offset of the first byte behind the last entry, which a gap may follow that is not in memory.
     """
 
-    __slots__ = ("_shape", "datatype", "end", "memory", "nbytes", "number")
+    __slots__ = ("_shape", "count", "datatype", "end", "memory", "nbytes")
 
-    def __init__(self, memory: np.ndarray, number: int, datatype: MPI.Datatype, shape: _Shape) -> None:
-        self.memory, self.number, self.datatype, self._shape = memory, number, datatype, shape
-        self.nbytes = number * shape.extent
-        self.end = self.nbytes - shape.extent + shape.used if number else 0
+    def __init__(self, memory: np.ndarray, count: int, datatype: MPI.Datatype, shape: _Shape) -> None:
+        self.memory, self.count, self.datatype, self._shape = memory, count, datatype, shape
+        self.nbytes = count * shape.extent
+        self.end = self.nbytes - shape.extent + shape.used if count else 0
+
+    def overlaps(self, other: Block) -> bool:
+        """Return whether some memory, but not all, is that of another block, too; all of it is as IN_PLACE."""
+        if self is other or not np.may_share_memory(self.memory[: self.end], other.memory[: other.end]):
+            return False
+        return address_of(self.memory) != address_of(other.memory)
 
     def fill(self, row: np.ndarray) -> None:
         """Copy entries from a row of bytes; gaps in them are not written."""
@@ -77,7 +83,7 @@ class Block:
         if len(places) == extent:
             self.memory[: self.nbytes] = row
         else:
-            chosen = places if self.number == 1 else (extent * np.arange(self.number)[:, None] + places).ravel()
+            chosen = places if self.count == 1 else (extent * np.arange(self.count)[:, None] + places).ravel()
             self.memory[chosen] = row[chosen]
 
 
@@ -153,8 +159,8 @@ def block_of(spec: Any, argument: str, *, writable: bool) -> Block | None:
         memory = memory[extent * index(displs, argument, "displacement") :]
     if counts is None and memory.size % extent:
         return None
-    number = memory.size // extent if counts is None else index(counts, argument, "count")
-    block = Block(memory, number, entries.datatype, entries.shape)
+    count = memory.size // extent if counts is None else index(counts, argument, "count")
+    block = Block(memory, count, entries.datatype, entries.shape)
     return block if block.end <= memory.size else None
 
 
@@ -204,7 +210,9 @@ class Vectors:
             return None
         if given is None or (gets and result is None) or given.nbytes * channel.size > _LONGEST_NBYTES:
             return None
-        if result is not None and (result.number, result.datatype) != (given.number, given.datatype):
+        if result is not None and (result.count, result.datatype) != (given.count, given.datatype):
+            return None
+        if result is not None and given.overlaps(result):
             return None
         if op.handle in _OPERATIONS and _has_kernel(op.handle, given.datatype.handle):
             return None
@@ -213,7 +221,7 @@ class Vectors:
     def whole(self) -> Signature:
         """Return the signature of the call."""
         op, given = _OPERATIONS.get(self.op.handle, "of MPI.Op.Create"), self.given
-        return _signature(self.collective, given.number, given.datatype.handle, op, self.root)
+        return _signature(self.collective, given.count, given.datatype.handle, op, self.root)
 
     def own_row(self) -> np.ndarray:
         """Return this rank's entries as bytes."""
@@ -223,14 +231,14 @@ class Vectors:
 
     def combine(self, rows: np.ndarray) -> None:
         """Combine the entries of all ranks, a row for each, which are overwritten, and copy the result to its place."""
-        number, datatype, last = self.given.number, self.given.datatype, len(rows) - 1
+        count, datatype, last = self.given.count, self.given.datatype, len(rows) - 1
         if self.collective in ("scan", "exscan"):
             last = self.channel.rank - (self.collective == "exscan")
-        if self.result is None or last < 0 or not number:
+        if self.result is None or last < 0 or not count:
             return
         combined = rows[last]
         for row in range(last - 1, -1, -1):
-            self.op.Reduce_local([rows[row], number, datatype], [combined, number, datatype])
+            self.op.Reduce_local([rows[row], count, datatype], [combined, count, datatype])
         self.result.fill(combined)
 
 
@@ -275,8 +283,9 @@ class Begun(NamedTuple):
     ----------
     status
         See :func:`mpicoll.kernels.dispatch.call`.
-    own, rows
-        What this rank gives to the gathering and gets from it; they have to live until it has ended.
+    own, rows, parts
+        What this rank gives to the gathering and gets from it, and the places of the parts; they have to live until it
+        has ended.
     vectors
         The vectors, to be combined after it.
     """
@@ -284,6 +293,7 @@ class Begun(NamedTuple):
     status: int
     own: np.ndarray
     rows: np.ndarray
+    parts: np.ndarray
     vectors: Vectors
 
 
@@ -308,7 +318,7 @@ def begin(
     status = dispatch.call.run(
         (table & -8) + dispatch.FOR_SHARED, ALLGATHER + dispatch.UNEVEN, own, rows, None, address_of(parts)
     )
-    return None if status == OTHER else Begun(status, own, rows, vectors)
+    return None if status == OTHER else Begun(status, own, rows, parts, vectors)
 
 
 @lru_cache(maxsize=256)

@@ -219,6 +219,22 @@ def test_an_operation_that_is_not_for_the_type_is_an_error_on_all_ranks(comm: In
     comm.Barrier()
 
 
+@pytest.mark.parametrize("times", [0, 2])
+def test_buffers_that_overlap_are_refused(comm: Intracomm, join: MPI.Op, times: int) -> None:
+    """The first call takes the general path, later ones are of compiled code."""
+    x = np.full(6, comm.rank + 1.0)
+    for _ in range(times):
+        comm.Allreduce(x[:3], x[3:], join)
+    with pytest.raises((ValueError, MpicollError)):
+        comm.Allreduce(x[:3], x[1:4] if comm.rank == 0 else x[3:], join)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype([("a", "f8")]), np.dtype(object)], ids=["structure", "object"])
+def test_elements_without_a_datatype_are_an_error(comm: Intracomm, join: MPI.Op, dtype: np.dtype[Any]) -> None:
+    with pytest.raises(TypeError, match="cannot be communicated"):
+        comm.Allreduce(np.zeros(2, dtype), np.zeros(2, dtype), join)
+
+
 def test_without_shared_memory(monkeypatch: pytest.MonkeyPatch, join: MPI.Op) -> None:
     monkeypatch.setenv("MPICOLL_NODE", "off")
     plain = WORLD.Dup()
