@@ -97,9 +97,8 @@ PICKLING = {
     "allreduce",
 }
 SET_UP = {
-    ("mpicoll/communicator/settings.py", "agree_on_check_mode"),
     ("mpicoll/communicator/settings.py", "agree_on_session"),
-    ("mpicoll/communicator/topology.py", "node_ids"),
+    ("mpicoll/communicator/topology.py", "meet_on_nodes"),
     ("mpicoll/shared_memory/cache_sharing.py", "sharing"),
     ("mpicoll/shared_memory/method_times.py", "__init__"),
     ("mpicoll/shared_memory/method_times.py", "_of_earlier_runs"),
@@ -114,7 +113,7 @@ SET_UP = {
     ("mpicoll/progress/message_drain.py", "_count"),
     ("mpicoll/progress/waiting.py", "_count_cores"),
     ("mpicoll/progress/waiting.py", "polls_before_yield"),
-    ("mpicoll/communicator/environment_agreement.py", "check_environments"),
+    ("mpicoll/communicator/environment_agreement.py", "agree"),
     ("mpicoll/communicator/timed_agreement.py", "largest_of_all"),
     ("mpicoll/collectives/machine_tables.py", "told"),
 }

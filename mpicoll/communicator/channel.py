@@ -10,17 +10,18 @@ import atexit
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from mpicoll.communicator import closing
 from mpicoll.communicator.call_lock import lock_of_calls
+from mpicoll.communicator.common_facts import CommonFacts, Inheritance
 from mpicoll.communicator.communicator_objects import CommunicatorObjects
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.communicator.predefined import WORLD
-from mpicoll.communicator.settings import agree_on_check_mode, agree_on_session
+from mpicoll.communicator.settings import agree_on_session
 from mpicoll.communicator.spare_channels import Origin, SpareChannels
 from mpicoll.communicator.tags import Tags
 from mpicoll.communicator.working_memory import WorkingMemory
@@ -28,7 +29,6 @@ from mpicoll.errors import CommunicatorBroken, MpicollError, described
 from mpicoll.kernels.operation_words import empty_job
 from mpicoll.progress.call_signature import Signature
 from mpicoll.progress.message_drain import Drain
-from mpicoll.progress.waiting import polls_before_yield
 from mpicoll.progress.watchdog import Watchdog
 from mpicoll.shared_memory import domain as node
 from mpicoll.shared_memory.fast_dispatch import NEWS_EVERY, FastDispatch
@@ -55,15 +55,6 @@ class Topology(Protocol):
         """Free everything; collective."""
 
 
-class Ancestor(NamedTuple):
-    """A channel whose facts hold for a new one; the other fields as in :class:`node.Known`."""
-
-    channel: Channel
-    ranks: np.ndarray
-    memory: Any = None
-    places: np.ndarray | None = None
-
-
 class Channel:
     """Private state of one communicator for our collectives.
 
@@ -73,6 +64,8 @@ class Channel:
         A communicator of MPI that was made for the channel, and is freed with it.
     node
         The shared-memory domain of the ranks, or None if they share no memory or the channel was made `alone`.
+    check, polls
+        The check mode, ``MPICOLL_CHECK``; number of polls before a wait yields the core.
     is_alone, apart
         Whether ranks are on several nodes, or keep to messages; whether each has a node of its own.
     node_ids
@@ -118,20 +111,19 @@ class Channel:
     def __init__(
         self,
         comm: MPI.Intracomm,
+        inherited: Inheritance,
         *,
         alone: bool = False,
         apart: bool = False,
-        parent: Ancestor | None = None,
         session: int | None = None,
     ) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.tags = Tags(int(WORLD.Get_attr(MPI.TAG_UB) or 0))
         self.session = agree_on_session(self.comm) if session is None else session
-        self.check: str = agree_on_check_mode(self.comm) if parent is None else parent.channel.check
-        self.polls: int = polls_before_yield(self.comm) if parent is None else parent.channel.polls
+        self.check, self.polls, self.tables = inherited.facts[:3]
         self.is_alone, self.apart = alone, apart
         self.node_ids: np.ndarray | None = None
-        self.node = None if alone else self._domain(parent)
+        self.node = None if alone else self._domain(inherited)
         self.cluster: Topology | None = None
         job = self.node.blocking if self.node is not None else empty_job(self.size, self.rank)
         self.dispatch = FastDispatch(self.size, None if self.check == "full" else job, checked=self.check == "default")
@@ -144,7 +136,6 @@ class Channel:
         self.compression_counter = np.zeros(1, np.int64)
         self.sent_nbytes = 0
         self.rules: Any = None
-        self.tables: Any = None if parent is None else parent.channel.tables
         self.paying_ranges: dict[tuple[Any, ...], Any] = {}
         self.uncompressed: set[str] = set()
         self.alone = lock_of_calls(self.dispatch.busy, self.size)
@@ -160,11 +151,17 @@ class Channel:
         self.state: dict[str, Any] = {}
         live_channels.add(self)
 
-    def _domain(self, parent: Ancestor | None) -> node.SharedMemoryDomain | None:
+    def _domain(self, inherited: Inheritance) -> node.SharedMemoryDomain | None:
         oversubscribed = self.polls == 1
-        if parent is None or parent.channel.is_alone:
+        if inherited.facts.is_alone:
             return node.make(self.comm, oversubscribed)
-        return node.derive(self.comm, oversubscribed, parent.channel.node, *parent[1:])
+        return node.derive(self.comm, oversubscribed, inherited.facts.domain, *inherited[1:])
+
+    @property
+    def facts(self) -> CommonFacts:
+        """The facts that hold for any of the ranks, too."""
+        domain = None if self.node is None else self.node.facts
+        return CommonFacts(self.check, self.polls, self.tables, self.is_alone, domain)
 
     @property
     def compressed(self) -> int:

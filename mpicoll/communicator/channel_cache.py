@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.communicator import closing
-from mpicoll.communicator.channel import Ancestor, Channel
-from mpicoll.communicator.environment_agreement import check_environments, what_is_wrong
+from mpicoll.communicator import closing, common_facts
+from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.common_facts import CommonFacts, Inheritance
+from mpicoll.communicator.environment_agreement import agree, what_is_wrong
 from mpicoll.communicator.forked_children import refuse_if_forked
 from mpicoll.communicator.one_rank_channels import ChannelsOfOneRank
 from mpicoll.communicator.predefined import is_predefined
 from mpicoll.communicator.settings import check_mode
 from mpicoll.communicator.spare_agreement import Family, meet
 from mpicoll.communicator.spare_channels import Origin, retire
-from mpicoll.communicator.topology import NodeTopology, node_ids, pretended_node
+from mpicoll.communicator.topology import NodeTopology, meet_on_nodes, pretended_node
 from mpicoll.kernels import dispatch, executor
 from mpicoll.kernels.decorators import DISABLED
 from mpicoll.progress import progress_engine
@@ -189,8 +190,16 @@ def _load_kernels() -> None:
 def _make(comm: MPI.Intracomm, timeout: Any = 0.0) -> Channel:
     if comm.size > 1:
         _load_kernels()
-    check_environments(comm, timeout)
-    return _on_nodes(comm, node_ids(comm), None, None)
+    known = common_facts.find(comm)
+    agreement = agree(comm, 0 if known is None else known.offer, timeout)
+    if known is not None and agreement.is_common:
+        return _on_nodes(comm, known.node_ids, Inheritance(known.facts, known.ranks), agreement.session)
+    meeting = meet_on_nodes(comm)
+    facts = CommonFacts(agreement.check, meeting.polls)
+    channel = _on_nodes(comm, meeting.node_ids, Inheritance(facts, np.arange(comm.size)), agreement.session)
+    if comm.size > 1:
+        common_facts.note(channel)
+    return channel
 
 
 _of_one = ChannelsOfOneRank()
@@ -223,9 +232,8 @@ def _derive(comm: MPI.Intracomm, parent: Channel, settings: Hashable, everybody:
     spare, session, places, memory = parent.spares.find(comm, key, Family(parent, ranks, everybody), make)
     if spare is not None:
         return spare
-    lowest: dict[int, int] = {}
-    ids = [lowest.setdefault(node, rank) for rank, node in enumerate(parent.node_ids[ranks].tolist())]
-    channel = _on_nodes(comm, np.array(ids), Ancestor(parent, np.array(ranks), memory, places), session)
+    inherited = Inheritance(parent.facts, np.array(ranks), memory, places)
+    channel = _on_nodes(comm, parent.node_ids[ranks], inherited, session)
     _keep_at(parent, channel, key)
     return channel
 
@@ -242,11 +250,11 @@ def _kind_of(comm: MPI.Intracomm) -> Hashable:
     return tuple(map(tuple, MPI.Cartcomm(comm).Get_topo())) if kind == MPI.CART else kind
 
 
-def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, parent: Ancestor | None, session: int | None) -> Channel:
+def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, inherited: Inheritance, session: int) -> Channel:
     nodes = len(set(ids.tolist()))
     duplicate = private_duplicate(comm)
     with revoked_after_failure(duplicate):
-        channel = Channel(duplicate, alone=nodes > 1, apart=1 < nodes == comm.size, parent=parent, session=session)
+        channel = Channel(duplicate, inherited, alone=nodes > 1, apart=1 < nodes == comm.size, session=session)
         channel.node_ids = ids
         if 1 < nodes < comm.size:
             channel.cluster = NodeTopology(channel, ids)

@@ -21,13 +21,6 @@ def check_mode() -> str:
     return text
 
 
-def agree_on_check_mode(comm: MPI.Intracomm) -> str:
-    """Return the strictest check mode of any rank; collective."""
-    agreed = np.array([CHECK_MODES.index(check_mode())], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
-    return CHECK_MODES[agreed[0]]
-
-
 def agree_on_session(comm: MPI.Intracomm) -> int:
     """Return a random number that identifies the channel; collective."""
     session = np.array([random_number(62) if comm.rank == 0 else 0], np.int64)

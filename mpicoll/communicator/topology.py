@@ -10,14 +10,17 @@ parallel. With 3 and 2 ranks on two nodes there are two lanes::
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.communicator.channel import Ancestor, Channel
+from mpicoll.communicator.channel import Channel
+from mpicoll.communicator.common_facts import Inheritance
 from mpicoll.communicator.predefined import WORLD
 from mpicoll.progress.communicator_creation import meet_before_making, node_communicator
 from mpicoll.progress.failed_ranks import revoked_after_failure
+from mpicoll.progress.waiting import polls_before_yield
 
 
 class NodeTopology:
@@ -73,9 +76,16 @@ def _channel(comm: MPI.Comm, parent: Channel, ranks: list[int], **facts: bool) -
     It takes over the communicator `comm` of these ranks, and frees it.
     """
     with revoked_after_failure(comm):
-        channel = Channel(MPI.Intracomm(comm), parent=Ancestor(parent, np.array(ranks)), **facts)
+        channel = Channel(MPI.Intracomm(comm), Inheritance(parent.facts, np.array(ranks)), **facts)
     channel.watchdog.elsewhere, channel.watchdog.numbers = parent.watchdog, ranks
     return channel
+
+
+class NodeMeeting(NamedTuple):
+    """A number for the node of each rank, see :func:`node_ids`; number of polls before a wait yields the core."""
+
+    node_ids: np.ndarray
+    polls: int
 
 
 def node_ids(comm: MPI.Intracomm) -> np.ndarray:
@@ -84,16 +94,21 @@ def node_ids(comm: MPI.Intracomm) -> np.ndarray:
     ``MPICOLL_NODES=3,5`` simulates nodes: the first three ranks of COMM_WORLD are on one node and the next five on
     another; ``MPICOLL_NODES=4`` makes nodes of four ranks.
     """
-    own = pretended_node()
+    return meet_on_nodes(comm).node_ids
+
+
+def meet_on_nodes(comm: MPI.Intracomm) -> NodeMeeting:
+    """Let the ranks of each node count its cores, and tell all others which node they are on; collective."""
+    own, together = pretended_node(), node_communicator(comm)
+    polls = polls_before_yield(together)
     if own is None:
-        together = node_communicator(comm)
         lowest = np.array([comm.rank], np.int64)
         together.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
-        together.Free()
         own = int(lowest[0])
+    together.Free()
     ids = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([own], np.int64), ids)
-    return ids
+    return NodeMeeting(ids, polls)
 
 
 def pretended_node() -> int | None:

@@ -31,11 +31,12 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.communicator.topology import meet_on_nodes
 from mpicoll.errors import CollectiveTimeout
 from mpicoll.models.layers import Shape, Workspace
 from mpicoll.models.micro_batches import GradientStore, MicroBatch
 from mpicoll.models.sequential import Model
-from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, polls_before_yield, wait_until
+from mpicoll.progress.waiting import LOOK_AFTER_SECONDS, wait_until
 
 _FORWARD, _BACKWARD = 1, 2
 """Tags of activations and of their gradients."""
@@ -95,7 +96,7 @@ class _Link:
 
     def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
         self._comm, self._timeout, self.waited = comm, timeout, 0.0
-        self._polls = comm.channel.polls if isinstance(comm, Intracomm) else polls_before_yield(comm)
+        self._polls = comm.channel.polls if isinstance(comm, Intracomm) else meet_on_nodes(comm).polls
 
     def receive(self, into: np.ndarray, peer: int, tag: int, what: str) -> np.ndarray:
         request = self._comm.Irecv(into, peer, tag)

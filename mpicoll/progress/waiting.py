@@ -74,19 +74,22 @@ def _count_cores(node: MPI.Comm) -> NodeCores:
     return NodeCores(node.size, min(own, limit), min(int(mask.sum()), limit))
 
 
-def polls_before_yield(comm: MPI.Intracomm) -> int:
+def polls_before_yield(node: MPI.Comm) -> int:
     """Return the number of polls before the core is yielded: 1 if the node is oversubscribed; collective.
 
     Ranks may see different limits; a node is oversubscribed if one of its ranks finds it to be.
+
+    Parameters
+    ----------
+    node
+        Communicator of the ranks on this node.
     """
-    node = node_communicator(comm)
     here, own, together = _count_cores(node)
     # Where nobody is pinned other communicators' ranks want these cores too.
     ranks = max(here, local_ranks() or 1) if together == own else here
     driver_thread.consider(here, own, together, ranks)
     oversubscribed = np.array([ranks > together], np.int64)
     node.Allreduce(MPI.IN_PLACE, oversubscribed, MPI.MAX)
-    node.Free()
     return 1 if oversubscribed[0] else POLLS_BEFORE_YIELD
 
 

@@ -75,7 +75,7 @@ class SharedMemoryDomain:
         self, comm: MPI.Intracomm, oversubscribed: bool, known: Known | None = None, *, driven: bool = False
     ) -> None:
         self.size, self.rank = comm.size, comm.rank
-        self.driven: bool = known.domain.driven if known is not None else driven
+        self.driven: bool = known.facts.driven if known is not None else driven
         self.oversubscribed = oversubscribed
         self.slot_nbytes = slot_lengths.for_all(self.size, oversubscribed)
         self._lane_nbytes = slot_lengths.records_nbytes(self.size)
@@ -86,7 +86,7 @@ class SharedMemoryDomain:
         if known is None:
             self.peers = peers.meet(comm, self._memory)
         else:
-            self.peers = peers.inherit(comm, self._memory, known.domain.peers, known.ranks, known.places)
+            self.peers = peers.inherit(comm, self._memory, known.facts.peers, known.ranks, known.places)
         self._peers, self.reach, self.segments, records, slots = self.peers
         self.method = words.STAGE if self.segments else words.TRANSFER if self.reach else words.NOTHING
         if not self.segments:
@@ -109,8 +109,8 @@ class SharedMemoryDomain:
     def _ratios(self, comm: MPI.Intracomm, known: Known | None) -> method_times.Ratios | None:
         if not (self.reach and self.segments):
             return None
-        if known is not None and known.domain.copies is not None:
-            return known.domain.copies
+        if known is not None and known.facts.copies is not None:
+            return known.facts.copies
         measured = method_times.ratios(comm, self.blocking, self.plan)
         return measured if measured.is_possible else None
 
@@ -158,6 +158,11 @@ class SharedMemoryDomain:
             rows = plans.make_counted(collective, self.rank, is_root=is_root, function=exchange_parts.address)
             self._plans[key] = np.array(rows, np.int64)
         return self._plans[key].ctypes.data
+
+    @property
+    def facts(self) -> Facts:
+        """The facts that hold for any of the ranks."""
+        return Facts(self.driven, self.peers, self.copies)
 
     @property
     def peers_address(self) -> int:
@@ -242,18 +247,26 @@ def obstacle(size: int) -> str:
     return ""
 
 
+class Facts(NamedTuple):
+    """Facts of a domain that hold for any of its ranks; for their meaning see :class:`SharedMemoryDomain`."""
+
+    driven: bool
+    peers: peers.Peers
+    copies: method_times.Ratios | None
+
+
 class Known(NamedTuple):
     """Facts for a domain that is made from one of more ranks.
 
     Attributes
     ----------
-    domain, ranks
-        The other domain, and which of its ranks the ranks of the new one are.
+    facts, ranks
+        Those of the other domain, and which of its ranks the ranks of the new one are.
     memory, places
         Memory of this rank for the new one, and the places that the ranks have told each other, if they have.
     """
 
-    domain: SharedMemoryDomain
+    facts: Facts
     ranks: np.ndarray
     memory: SharedArrays | None = None
     places: np.ndarray | None = None
@@ -273,21 +286,22 @@ def make(comm: MPI.Intracomm, oversubscribed: bool) -> SharedMemoryDomain | None
     return _made(comm, oversubscribed, None, driven=driven) if possible else None
 
 
-def derive(
-    comm: MPI.Intracomm, oversubscribed: bool, domain: SharedMemoryDomain | None, *facts: Any
-) -> SharedMemoryDomain | None:
-    """Return the domain of some ranks of another `domain`, None if they share no memory; collective.
+def derive(comm: MPI.Intracomm, oversubscribed: bool, facts: Facts | None, *others: Any) -> SharedMemoryDomain | None:
+    """Return the domain of some ranks of another one, None if they share no memory; collective.
 
     Parameters
     ----------
     facts
+        Facts of the other domain, None if its ranks shared no memory.
+    others
         The other fields of :class:`Known`.
     """
-    if comm.size == 1 or domain is None:
+    if comm.size == 1 or facts is None:
         return None
-    if not domain.segments and not _agreed(comm).possible:  # a file takes room in /dev/shm, which may be full by now
+    # A file takes room in /dev/shm, which may be full by now.
+    if not facts.peers.segments and not _agreed(comm).possible:
         return None
-    return _made(comm, oversubscribed, Known(domain, *facts))
+    return _made(comm, oversubscribed, Known(facts, *others))
 
 
 def _made(

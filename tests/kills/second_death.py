@@ -26,7 +26,7 @@ def _die(*_: object) -> Any:
 
 
 def _train(world: MPI.Intracomm) -> None:
-    from mpicoll.communicator import channel
+    from mpicoll.shared_memory import peers
     from mpicoll.train import rank_failures
     from mpicoll.train.assembly import make_communicator
     from mpicoll.train.loop import Loop
@@ -41,7 +41,7 @@ def _train(world: MPI.Intracomm) -> None:
 
     def make(*arguments: Any) -> Any:
         if world.rank == int(os.environ[SECOND]):
-            channel.agree_on_session = _die
+            peers._exchanged = _die  # type: ignore[assignment]
         return make_communicator(*arguments)
 
     rank_failures.make_communicator = make  # type: ignore[attr-defined]

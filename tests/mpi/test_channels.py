@@ -386,7 +386,7 @@ def test_a_rank_that_does_not_come_to_the_first_call(monkeypatch):
             Intracomm(plain, timeout=0.1)
     MPI.COMM_WORLD.Barrier()
     if plain.rank == 0:
-        environment_agreement.check_environments(plain, 60.0)  # what the others wait for
+        environment_agreement.agree(plain, timeout=60.0)  # what the others wait for
     while timed_agreement._abandoned:
         timed_agreement._abandoned.pop()[0].Wait()
     plain.Free()
