@@ -52,6 +52,8 @@ class MixedRequests:
         self.places = [place for place, request in enumerate(requests) if not is_own(request)]
         self.plain = [requests[place] for place in self.places]
         self._plain_statuses = [MPI.Status() for _ in self.plain]
+        self._seen_statuses = [MPI.Status() for _ in self.plain]
+        self._failed: set[int] = set()
         self._messages: list[Any] | None = None
         self._ended = 0  # so many of the first plain requests have ended
 
@@ -103,7 +105,11 @@ class MixedRequests:
             let_library_progress()  # plain ones move on in calls of the MPI library only
             return None
         if self._messages is None and self.plain:
-            flag, messages = self._test_plain()
+            try:
+                flag, messages = self._test_plain()
+            except MPI.Exception:
+                self._give_plain(_padded(statuses, len(self.requests)))
+                raise
             if not flag:
                 return None
             self._messages = messages or [None] * len(self.plain)
@@ -118,12 +124,45 @@ class MixedRequests:
         if not self._waits:
             return self._test(self.plain, self._plain_statuses), None
         # MPI_Testall of MPICH fails for partitioned requests, MPI_Waitall does not.
-        while self._ended < len(self.plain) and self.plain[self._ended].Get_status():
+        while self._ended < len(self.plain) and self._has_ended(self._ended):
             self._ended += 1
         if self._ended < len(self.plain):
             return False, None
-        MPI.Request.Waitall(self.plain, self._plain_statuses)
+        try:
+            MPI.Request.Waitall(self.plain, self._plain_statuses)
+        finally:
+            self._complete_statuses()
+        if self._failed:
+            raise MPI.Exception(MPI.ERR_IN_STATUS)
         return True, None
+
+    def _has_ended(self, number: int) -> bool:
+        """Return whether a plain request has ended, and keep its status, which MPICH does not tell persistent ones again.
+
+        One that has failed has ended: MPI_Waitall completes all requests, and says so in their statuses.
+        """
+        try:
+            return bool(self.plain[number].Get_status(self._seen_statuses[number]))
+        except MPI.Exception as error:
+            self._failed.add(number)
+            self._seen_statuses[number].error = error.Get_error_code()
+            return True
+
+    def _complete_statuses(self) -> None:
+        """Add to the statuses what MPI_Waitall does not tell: of persistent receives under MPICH, errors under Open MPI."""
+        for number, request in enumerate(self.plain):
+            seen, status = self._seen_statuses[number], self._plain_statuses[number]
+            error = status.error or seen.error
+            if isinstance(request, MPI.Prequest) or number in self._failed:
+                _copy(seen, status)
+                status.error = error
+
+    def _give_plain(self, statuses: Sequence[MPI.Status]) -> None:
+        """Fill the caller's statuses of the plain requests."""
+        given = dict(enumerate(statuses))
+        for place, status in zip(self.places, self._plain_statuses, strict=True):
+            if place in given:
+                _copy(status, given[place])
 
     def _progress(self) -> None:
         """Advance all operations; while the program tests, hear of failures of other ranks, as waits do."""
@@ -140,11 +179,10 @@ class MixedRequests:
 
     def _end_all(self, statuses: Sequence[MPI.Status]) -> list[Any]:
         messages: list[Any] = [None] * len(self.requests)
+        self._give_plain(statuses)
         given = dict(enumerate(statuses))
-        for place, status, message in zip(self.places, self._plain_statuses, self._messages or (), strict=False):
+        for place, message in zip(self.places, self._messages or (), strict=False):
             messages[place] = message
-            if place in given:
-                _copy(status, given[place])
         for place in self.own:
             self._end(place, given.get(place))
         return messages

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.data.datasets import Dataset, check_same_data
 from mpicoll.data.own_samples import OwnSamples, check_samples
-from mpicoll.errors import DataError, TrainingError, UsageError
+from mpicoll.errors import DataError, MpicollError, TrainingError, UsageError
 from mpicoll.models.own_model import OwnModel, TrainableModel
 from mpicoll.models.sequential import Model
 from mpicoll.quantities import counted
@@ -26,7 +26,7 @@ from mpicoll.train.option_checks import DEFAULTS
 from mpicoll.train.option_types import integer
 from mpicoll.train.options import parse, written
 from mpicoll.train.strategies import STRATEGIES, Strategy
-from mpicoll.train.training_run import Observer, run
+from mpicoll.train.training_run import Observer, Source, run
 
 _GIVEN = (
     "dataset", "labels", "target", "test_fraction", "share_data", "model", "hidden", "filters", "layers", "heads",
@@ -186,7 +186,7 @@ class Trainer:
         if data is None or not len(data):
             raise DataError("data: there are no samples to train on")
         check_samples(test_data, "test_data")
-        self._data, self._test_data, self._callbacks = data, test_data, tuple(callbacks)
+        self._data, self._test_data, self._callbacks = data, test_data, _checked_callbacks(callbacks)
         self._config = _config(model, data, strategy, self._model.dtype, {"quiet": True, **options})
         self._comm: MPI.Intracomm = MPI.COMM_WORLD if comm is None else comm
         self._own: Intracomm | None = None
@@ -209,13 +209,14 @@ class Trainer:
             On every rank, such as NonFiniteLoss or CheckpointFailed; DataError where ranks have
             other data than others: numbers of samples, the first and the last sample, and shapes are compared.
         Exception
-            On the rank where the model, the data set or a callback raised it. Unless the exception ends the job, the
-            other ranks wait for this one, at most for the timeout. The communicator cannot be used for training any
-            more; give ``MPI.COMM_WORLD.Dup()`` as `comm` of each Trainer if the program goes on.
+            On the rank where the model, the data set or a callback raised it. The other ranks raise RemoteError with
+            its text; CollectiveTimeout where they wait on another communicator, as between stages of a pipeline. The
+            communicator cannot be used for training any more; give ``MPI.COMM_WORLD.Dup()`` as `comm` of each Trainer
+            if the program goes on.
         """
         try:
             comm = make_communicator(self._config, MPI.Intracomm(self._comm)) if self._own is None else self._own
-            result = run(self._config, comm, self._load, _Dispatch(self, self._model, self._callbacks))
+            result = _run(self._config, comm, self._load, _Dispatch(self, self._model, self._callbacks))
         except TrainingError as error:
             text = _in_arguments(str(error))
             if text == str(error):
@@ -264,6 +265,28 @@ class _Dispatch(Observer):
     def ended(self, loop: Loop) -> None:
         self._trainer.running, self._trainer._reports = None, loop.is_chief
         self._trainer.parameters = self._model.arrays(loop.strategy)
+
+
+def _run(config: TrainConfig, comm: Intracomm, source: Source, observer: Observer) -> dict[str, Any]:
+    """Train; where the model, the data set or a callback raises on this rank, tell the others."""
+    try:
+        return run(config, comm, source, observer)
+    except MpicollError:  # the others know of it
+        raise
+    except Exception as error:
+        comm.channel.refuse(error)
+        raise
+
+
+def _checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
+    try:
+        found = tuple(callbacks)
+    except TypeError:
+        raise TypeError(f"callbacks: {callbacks!r} is not a sequence of Callback objects") from None
+    for each in found:
+        if not isinstance(each, Callback):
+            raise TypeError(f"callbacks: {each!r} is not an object of a class derived from Callback")
+    return found
 
 
 def _config(

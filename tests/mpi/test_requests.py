@@ -291,6 +291,46 @@ def test_waitall_takes_partitioned_messages(comm: Intracomm) -> None:
         message.Free()
 
 
+def of_messages(statuses: Sequence[MPI.Status]) -> list[tuple[int, int, int]]:
+    return [(each.source, each.tag, each.Get_count(MPI.BYTE)) for each in statuses]
+
+
+def test_waitall_gives_the_statuses_of_persistent_receives(comm: Intracomm) -> None:
+    size, got = comm.size, np.zeros(5)
+    given = WORLD.Send_init(np.arange(3.0), (comm.rank + 1) % size, 13)
+    taken = WORLD.Recv_init(got, (comm.rank - 1) % size, 13)
+    for _ in range(2):
+        MPI.Prequest.Startall([given, taken])
+        statuses: list[MPI.Status] = []
+        assert MPI.Request.Waitall([given, taken, comm.Ibarrier()], statuses)
+        assert of_messages(statuses)[1] == ((comm.rank - 1) % size, 13, 24)
+    given.Free()
+    taken.Free()
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_waitall_raises_for_a_message_that_is_too_long(comm: Intracomm, is_persistent: bool) -> None:
+    """MPI completes the other requests; of ours another wait does."""
+    source, dest = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    got, short = np.zeros(3), np.zeros(3)
+    if is_persistent:
+        requests = [WORLD.Send_init(np.ones(5), dest, 14), WORLD.Recv_init(short, source, 14)]
+        MPI.Prequest.Startall(requests)
+    else:
+        requests = [WORLD.Isend(np.ones(5), dest, 14), WORLD.Irecv(short, source, 14)]
+    own = comm.Iallreduce(np.ones(3), got)
+    statuses: list[MPI.Status] = []
+    with pytest.raises(MPI.Exception) as caught:
+        MPI.Request.Waitall([requests[0], own, requests[1]], statuses)
+    assert caught.value.Get_error_class() == MPI.ERR_IN_STATUS
+    assert MPI.Get_error_class(statuses[2].error) == MPI.ERR_TRUNCATE
+    own.Wait()
+    assert (got == comm.size).all()
+    WORLD.Barrier()
+    for request in requests if is_persistent else ():
+        request.Free()
+
+
 def keep_testing(how: str, request: Request, receive: MPI.Request) -> None:
     """Test a request among others, for 20 s at most, until that raises what has failed."""
     until = time.monotonic() + 20
