@@ -19,7 +19,9 @@ import numpy as np
 
 from mpicoll.collectives import select
 from mpicoll.collectives.composite import CompositePlan
-from mpicoll.compression import Aggregatable, Compressor, ErrorFeedback, Key
+from mpicoll.collectives.compressed import Compression, plain
+from mpicoll.collectives.plan_feedback import feedback_of
+from mpicoll.compression import Aggregatable, Key
 from mpicoll.compression.aggregatable import AggregationRound
 from mpicoll.kernels.reduce import reducer
 from mpicoll.messages.calls import Allocate
@@ -50,7 +52,7 @@ class AggregatedAllreduce:
     def __init__(
         self,
         channel: Channel,
-        compression: Compressor | ErrorFeedback,
+        compression: Compression,
         algorithm: str,
         x: np.ndarray,
         y: np.ndarray,
@@ -58,8 +60,7 @@ class AggregatedAllreduce:
         *,
         keys: Keys,
     ) -> None:
-        self._feedback = compression if isinstance(compression, ErrorFeedback) else None
-        compressor = compression.compressor if isinstance(compression, ErrorFeedback) else compression
+        self._feedback, compressor = feedback_of(compression), plain(compression)
         assert isinstance(compressor, Aggregatable)
         self._x, self._y, self._given = x, y, x
         self._channel, self._wanted, self._allocate = channel, algorithm, allocate

@@ -35,10 +35,10 @@ def learn(scope: CallContext, made: CallArguments, task: AnyTask, plan: Plan) ->
     known = _describe(task, plan)
     if known is None:
         return
-    channel.known[channel.dispatch.know(known)] = CachedPlan(plan, plan.inbox, plan.outbox)
+    channel.plans.known[channel.dispatch.know(known)] = CachedPlan(plan, plan.inbox, plan.outbox)
     if channel.dispatch.remembered > 2 * KNOWN_LENGTH:
         live = channel.dispatch.known()
-        channel.known = {number: lane for number, lane in channel.known.items() if number in live}
+        channel.plans.known = {number: lane for number, lane in channel.plans.known.items() if number in live}
 
 
 def _describe(task: CheckedOperation, plan: Plan) -> CompiledCall | None:
@@ -66,7 +66,7 @@ def _describe(task: CheckedOperation, plan: Plan) -> CompiledCall | None:
 
 def end(channel: Channel, status: int, sendbuf: Any, recvbuf: Any, timeout: float) -> None:
     """Wait for the end of a call that compiled code began with `status`."""
-    lane, number = channel.known[channel.dispatch.running], channel.dispatch.number
+    lane, number = channel.plans.known[channel.dispatch.running], channel.dispatch.number
     channel.watchdog.record(number, lane.plan.signature)
     try:
         PlanRun(channel, lane.plan, number, status=status).finish(timeout, sendbuf, recvbuf)

@@ -11,6 +11,7 @@ from mpicoll.collectives import compressed, ok_topk, select
 from mpicoll.collectives.aggregated_rounds import AggregatedAllreduce, operation_keys
 from mpicoll.collectives.checked_arguments import CheckedArguments
 from mpicoll.collectives.composite import CompositePlan
+from mpicoll.collectives.plan_feedback import PlanFeedback, feedback_of
 from mpicoll.collectives.sparse_allreduce import SparseAllreduce
 from mpicoll.collectives.two_shot import TwoShot
 from mpicoll.compression import ErrorFeedback
@@ -27,7 +28,7 @@ def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Alloc
     """Return the phases of a plan that sums float32 `x` over the ranks into `y`, with compressed messages."""
     assert task.compression is not None
     channel, compression = task.channel, task.compression
-    made, feedback = compressed.plain(compression), compression if isinstance(compression, ErrorFeedback) else None
+    made, feedback = compressed.plain(compression), feedback_of(compression)
     if x.size == 0:
         return _of_nothing(channel, feedback, y, allocate)
     if task.algorithm == select.TWO_SHOT:
@@ -42,7 +43,7 @@ def stages(task: CheckedArguments, x: np.ndarray, y: np.ndarray, allocate: Alloc
 
 
 def _of_nothing(
-    channel: Channel, feedback: ErrorFeedback | None, y: np.ndarray, allocate: Allocate
+    channel: Channel, feedback: PlanFeedback | None, y: np.ndarray, allocate: Allocate
 ) -> tuple[Phase, ...]:
     """Return the phases for a vector without elements: empty messages, so that another length elsewhere is found."""
     program, reduce = CompositePlan(), reducer("SUM", y.dtype)

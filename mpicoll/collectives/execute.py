@@ -48,7 +48,7 @@ def _run_alone(
         settle(channel, scope.timeout)
     refuse_if_running(channel)
     key = plan_cache.key_of(scope, collective, sendbuf, recvbuf, op, root, *settings)
-    lane = channel.lanes.get(key) if key is not None else None
+    lane = channel.plans.lanes.get(key) if key is not None else None
     if lane is not None:
         plan_cache.repeat(channel, lane, sendbuf, recvbuf, scope.timeout)
         return

@@ -35,9 +35,10 @@ from mpicoll.collectives.composed_plan import ComposedPlan, MessagePart, PlanPar
 from mpicoll.collectives.hierarchy_parts import BoundArguments, NodeParts, Segment, cut, segments_of, shares
 from mpicoll.collectives.node_jobs import node_job, nonblocking_lane, persistent_node_job
 from mpicoll.collectives.operation import CheckedOperation, fresh_memory
+from mpicoll.collectives.plan_feedback import feedback_of
 from mpicoll.communicator.channel import Channel
 from mpicoll.communicator.random_choices import own_counter
-from mpicoll.compression import ErrorFeedback, Key
+from mpicoll.compression import Key
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
 from mpicoll.messages.call_agreement import free_lane
 from mpicoll.messages.calls import KernelCall
@@ -188,7 +189,7 @@ class _Composition:
     def bind(self) -> ComposedPlan:
         """Add the rows and return the plan."""
         nodes = len(set(self._cluster.node_of))
-        feedback = self._task.compression if isinstance(self._task.compression, ErrorFeedback) else None
+        feedback = feedback_of(self._task.compression)
         if feedback is not None:  # on all ranks; only those with a share of the vector use their residual
             self.plan.call(KernelCall(feedback.open, (self._task.count,)))
         for row in compose(self._task.collective, segments=len(self._segments) or 1, nodes=nodes):
@@ -222,6 +223,7 @@ class _Composition:
         else:
             operation.is_part = True
             made = MessagePart(operation, operation.plan(self._slot, self._allocate), str(part))
+            operation.compression = None  # a plan that is kept does not keep an ErrorFeedback
         self._parts[part] = made
         self.plan.start(made)
 
@@ -295,10 +297,11 @@ class _Composition:
 
     def _keys_of(self, segment: Segment) -> Keys:
         """Return the function that makes the keys of a segment."""
+        whole_key, number = self._next_key, segment.number  # and not this object, which has the caller's ErrorFeedback
 
         def next_key() -> Key:
-            key = self._next_key()
-            return key._replace(step=_SEGMENT_KEYS * key.step + segment.number)
+            key = whole_key()
+            return key._replace(step=_SEGMENT_KEYS * key.step + number)
 
         return next_key
 

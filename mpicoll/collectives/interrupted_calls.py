@@ -48,7 +48,7 @@ def abandon_call(channel: Channel) -> RemoteError:
     number = channel.dispatch.number
     interrupted = InterruptedError(_INTERRUPTED)
     if channel.dispatch.running:
-        lane = channel.known[channel.dispatch.running]
+        lane = channel.plans.known[channel.dispatch.running]
         PlanRun(channel, lane.plan, number, status=WAITING).fail(interrupted, lane)
     else:
         assert channel.node is not None

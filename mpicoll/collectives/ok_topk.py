@@ -27,6 +27,7 @@ import numpy as np
 
 from mpicoll.collectives.composite import CompositePlan
 from mpicoll.collectives.ok_topk_regions import Regions, Selection
+from mpicoll.collectives.plan_feedback import PlanFeedback
 from mpicoll.collectives.sparse_allreduce import to_all
 from mpicoll.compression import ErrorFeedback, Key
 from mpicoll.compression.sparsifiers import OkTopk
@@ -81,7 +82,7 @@ class ThresholdState:
         self._array = array
         self.bounds = array[4:]
 
-    def is_in(self, feedback: ErrorFeedback) -> bool:
+    def is_in(self, feedback: PlanFeedback) -> bool:
         """Return whether this is the state of an error feedback."""
         return feedback.memory.get(_NAME) is self._array
 
@@ -104,7 +105,7 @@ class ThresholdState:
         self._array[3] = VARIANTS.index(name)
 
 
-def variant(feedback: ErrorFeedback | None) -> str:
+def variant(feedback: ErrorFeedback | PlanFeedback | None) -> str:
     """Return the variant of the next operation, which determines its plan."""
     if feedback is None:
         return EXACT
@@ -114,7 +115,7 @@ def variant(feedback: ErrorFeedback | None) -> str:
 def stages(
     channel: Channel,
     sparsifier: OkTopk,
-    feedback: ErrorFeedback | None,
+    feedback: PlanFeedback | None,
     x: np.ndarray,
     y: np.ndarray,
     allocate: Allocate,
@@ -133,7 +134,7 @@ class _Sum:
         self,
         channel: Channel,
         sparsifier: OkTopk,
-        feedback: ErrorFeedback | None,
+        feedback: PlanFeedback | None,
         x: np.ndarray,
         y: np.ndarray,
         allocate: Allocate,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpicoll.collectives.plan_feedback import PlanFeedback
 from mpicoll.collectives.sparse_allreduce import exchanged
-from mpicoll.compression import ErrorFeedback, Key
+from mpicoll.compression import Key
 from mpicoll.messages.calls import Allocate
 from mpicoll.messages.codec_calls import SHOTS
 from mpicoll.messages.lowering import Message
@@ -30,7 +31,7 @@ class Selection:
     def __init__(
         self,
         channel: Channel,
-        feedback: ErrorFeedback | None,
+        feedback: PlanFeedback | None,
         x: np.ndarray,
         capacity: int,
         allocate: Allocate,

@@ -17,6 +17,7 @@ from mpi4py import MPI
 from mpicoll.collectives import select
 from mpicoll.collectives.binding import Allocate, bind, ends, whole_vector
 from mpicoll.collectives.checked_arguments import CheckedArguments
+from mpicoll.collectives.plan_feedback import in_key
 from mpicoll.communicator.channel import Channel
 from mpicoll.errors import MpicollError
 from mpicoll.kernels.dispatch_table import STAGED_NBYTES
@@ -80,7 +81,7 @@ class CheckedOperation(CheckedArguments):
             self.root,
             self.counts,
             self.recvcounts,
-            self.compression,
+            in_key(self.compression),
             self.variant(),
         )
         if self.nbytes > STAGED_NBYTES:
@@ -106,11 +107,11 @@ class CheckedOperation(CheckedArguments):
     def shared_plan(self) -> Plan:
         """Return the plan for a blocking call, the cached one if there is one."""
         key = self.plan_key()
-        plan = self.channel.cached_plan(key)
+        plan = self.channel.plans.find(key)
         if plan is None:
             self.channel.working_memory.restart()
             plan = self.plan(0, self.channel.working_memory.take)
-            self.channel.keep_plan(key, plan)
+            self.channel.plans.keep(key, plan)
         return plan
 
     def memory(self) -> tuple[Any, ...]:

@@ -97,10 +97,10 @@ def note(channel: Channel, key: Hashable, task: AnyTask, plan: Plan) -> None:
     if not isinstance(task, CheckedOperation) or not (whole(task.given) and whole(task.result)):
         return
     if len(plan.lanes) >= MAX_LANES_PER_PLAN:
-        del channel.lanes[plan.lanes.pop(0)]
+        del channel.plans.lanes[plan.lanes.pop(0)]
     plan.lanes.append(key)
     ends = [end if end is None else end.view(task.dtype) for end in (plan.inbox, plan.outbox)]
-    channel.lanes[key] = CachedPlan(plan, *ends)
+    channel.plans.lanes[key] = CachedPlan(plan, *ends)
 
 
 def whole(part: VectorPart | None) -> bool:

@@ -137,7 +137,7 @@ class MixedRequests:
         return True, None
 
     def _has_ended(self, number: int) -> bool:
-        """Return whether a plain request has ended, and keep its status, which MPICH does not tell persistent ones again.
+        """Return whether a plain request has ended; keep its status, which MPICH does not tell persistent ones again.
 
         One that has failed has ended: MPI_Waitall completes all requests, and says so in their statuses.
         """
@@ -149,7 +149,7 @@ class MixedRequests:
             return True
 
     def _complete_statuses(self) -> None:
-        """Add to the statuses what MPI_Waitall does not tell: of persistent receives under MPICH, errors under Open MPI."""
+        """Add what MPI_Waitall does not tell: of persistent receives under MPICH, errors under Open MPI."""
         for number, request in enumerate(self.plain):
             seen, status = self._seen_statuses[number], self._plain_statuses[number]
             error = status.error or seen.error

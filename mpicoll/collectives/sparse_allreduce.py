@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpicoll.compression import ErrorFeedback, Sparsifier
+from mpicoll.collectives.plan_feedback import PlanFeedback
+from mpicoll.compression import Sparsifier
 from mpicoll.kernels.codecs import residuals, sparse_codec
 from mpicoll.kernels.codecs.codec_kernels import settings_of
 from mpicoll.kernels.codecs.sparse_codec import Selector
@@ -58,7 +59,7 @@ class SparseAllreduce:
         self,
         channel: Channel,
         sparsifier: Sparsifier,
-        feedback: ErrorFeedback | None,
+        feedback: PlanFeedback | None,
         x: np.ndarray,
         y: np.ndarray,
         allocate: Allocate,

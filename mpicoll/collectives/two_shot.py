@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpicoll.compression import Compressor, ErrorFeedback
+from mpicoll.collectives.compressed import Compression, plain
+from mpicoll.collectives.plan_feedback import feedback_of
 from mpicoll.kernels.codecs import residuals
 from mpicoll.messages.calls import Allocate, Call, CallSequence, KernelCall, Memory, MovableVector
 from mpicoll.messages.codec_calls import CompressedChunk, Decode, Encode, NextKeys
@@ -60,15 +61,14 @@ class TwoShot:
     def __init__(
         self,
         channel: Channel,
-        compression: Compressor | ErrorFeedback,
+        compression: Compression,
         x: np.ndarray,
         y: np.ndarray,
         allocate: Allocate,
         counter: np.ndarray | None = None,
     ) -> None:
         self._x, self._y = x, y
-        self._feedback = compression if isinstance(compression, ErrorFeedback) else None
-        self._compressor = compression.compressor if isinstance(compression, ErrorFeedback) else compression
+        self._feedback, self._compressor = feedback_of(compression), plain(compression)
         self._size, self._rank = channel.size, channel.rank
         bounds = shard_bounds(x.size, self._size, self._compressor.granularity)
         self._shards = list(pairwise(bounds))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from mpicoll.communicator import closing
 from mpicoll.communicator.call_lock import lock_of_calls
 from mpicoll.communicator.common_facts import CommonFacts, Inheritance
 from mpicoll.communicator.communicator_objects import CommunicatorObjects
+from mpicoll.communicator.kept_plans import KeptPlans
 from mpicoll.communicator.mpi_exceptions import FreedCommunicator
 from mpicoll.communicator.predefined import WORLD
 from mpicoll.communicator.settings import agree_on_session
@@ -35,8 +36,6 @@ from mpicoll.shared_memory.fast_dispatch import NEWS_EVERY, FastDispatch
 
 FREED = "it was freed"
 """Value of :attr:`Channel.broken` after :meth:`Channel.close`, if nothing had failed."""
-MAX_PLANS = 256
-"""The largest number of plans kept for repeated calls; each holds its requests."""
 
 
 class Topology(Protocol):
@@ -89,9 +88,8 @@ class Channel:
     paying_ranges, uncompressed
         Message sizes for which compressors pay, and values of ``compression=`` that never compress here; see
         :mod:`mpicoll.collectives.compression_tuning`.
-    lanes, known
-        Cached plans by their keys (:mod:`mpicoll.collectives.plan_cache`), and by their numbers in the dispatch table
-        (:mod:`mpicoll.collectives.compiled_calls`).
+    plans
+        Plans kept for repeated calls.
     occupants
         By tag slot, the request that took it last, until it is complete; None until a persistent one is freed.
     nonblocking_plans
@@ -139,12 +137,10 @@ class Channel:
         self.paying_ranges: dict[tuple[Any, ...], Any] = {}
         self.uncompressed: set[str] = set()
         self.alone = lock_of_calls(self.dispatch.busy, self.size)
-        self.lanes: dict[Hashable, Any] = {}
-        self.known: dict[int, Any] = {}
+        self.plans = KeptPlans(self.dispatch)
         self.occupants: dict[int, Any] = {}
         self.nonblocking_plans: Any = None
         self.slots = deque(self.tags.persistent_slots)
-        self._plans: dict[Hashable, Any] = {}
         self._read_news_at, self._unused_at, self.is_lent = NEWS_EVERY, 0, False
         self.origin: Origin | None = None
         self.spares, self.handles = SpareChannels(), CommunicatorObjects()
@@ -241,39 +237,12 @@ class Channel:
             if part is not None:
                 part.revoke(reason)
 
-    def cached_plan(self, key: Hashable) -> Any:
-        """Return the plan kept under `key`; None if there is none."""
-        plan = self._plans.get(key)
-        if plan is not None:
-            plan.used = self.dispatch.number + 1
-        return plan
-
-    def keep_plan(self, key: Hashable, plan: Any) -> None:
-        """Cache a plan under `key`; if the cache is full, the least recently used one is freed, with all its keys."""
-        if len(self._plans) >= MAX_PLANS:
-            # Calls note the number of the collective, which costs them less than keeping an order would.
-            oldest = min(self._plans, key=lambda kept: self._plans[kept].last_use)
-            dropped = self._plans.pop(oldest)
-            for lane in dropped.lanes:
-                del self.lanes[lane]
-            self.dispatch.forget(dropped.table.address)
-            self.known = {number: each for number, each in self.known.items() if each.plan is not dropped}
-            dropped.free()
-        plan.used = self.dispatch.number + 1
-        self._plans[key] = plan
-
     def release(self) -> None:
         """Free the requests of all plans; local, so that it is possible at any time before MPI is finalised."""
-        for plan in self._plans.values():
-            if self.broken is None:
-                plan.free()
+        self.plans.release(self.broken is not None)
         if self.nonblocking_plans is not None and self.broken is None:
             self.nonblocking_plans.release()
         self.nonblocking_plans = None
-        self._plans.clear()
-        self.lanes.clear()
-        self.known.clear()
-        self.dispatch.forget_all()
 
     @property
     def has_failed(self) -> bool:

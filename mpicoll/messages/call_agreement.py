@@ -44,7 +44,7 @@ class PairLengths(NamedTuple):
 
 def _private_plan(channel: Channel, tag: int, count: int, op: MPI.Op | None) -> Plan:
     """Return the plan of an allreduce of `count` int64, or without `op` of an allgather of `count` bytes a rank."""
-    plan: Plan | None = channel.cached_plan(tag)
+    plan: Plan | None = channel.plans.find(tag)
     if plan is None:
         name = ("allgather", "bruck") if op is None else ("allreduce", "recursive_doubling")
         dtype: np.dtype[Any] = _UINT8 if op is None else _INT64
@@ -54,7 +54,7 @@ def _private_plan(channel: Channel, tag: int, count: int, op: MPI.Op | None) -> 
         reducer = None if op is None else reducer_for(op, dtype)
         stages = lower(schedule, vector, reducer, lambda count: np.empty(count, dtype))
         plan = MessagePlan(channel, stages, Signature.of("agreement"), tag, inbox=memory)
-        channel.keep_plan(tag, plan)
+        channel.plans.keep(tag, plan)
     return plan
 
 

@@ -18,7 +18,7 @@ from mpicoll import Intracomm
 from mpicoll.collectives.message_requests import MessageRequest
 from mpicoll.collectives.native_requests import NativeRequest
 from mpicoll.communicator import channel as channels
-from mpicoll.communicator import environment_agreement, timed_agreement
+from mpicoll.communicator import environment_agreement, kept_plans, timed_agreement
 from mpicoll.consensus import wait_politely
 from mpicoll.errors import CollectiveTimeout, MismatchError, RemoteError
 from mpicoll.progress import control_messages, progress_engine, wait_reports
@@ -144,7 +144,7 @@ def test_operations_in_flight_that_nobody_has_end_and_give_their_slots_back(few_
 
 @pytest.mark.mpi(min_size=2)
 def test_the_plan_in_use_stays_while_others_are_dropped(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "MAX_PLANS", 4)
+    monkeypatch.setattr(kept_plans, "MAX_PLANS", 4)
     data = np.zeros(5)
 
     def call() -> None:
@@ -154,24 +154,24 @@ def test_the_plan_in_use_stays_while_others_are_dropped(comm: Intracomm, monkeyp
 
     call()
     call()
-    [hot] = comm.channel.lanes.values()
+    [hot] = comm.channel.plans.lanes.values()
     for count in range(6, 26):
         others = np.ones(count)
         comm.Allreduce(MPI.IN_PLACE, others, algorithm="ring")
         assert (others == comm.size).all()
         call()
         assert hot.plan.requests, "the plan that is used most was dropped"
-        assert hot in comm.channel.lanes.values()
+        assert hot in comm.channel.plans.lanes.values()
 
 
 @pytest.mark.mpi(min_size=2)
 def test_dropping_a_plan_drops_no_other_shortcut(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "MAX_PLANS", 4)
+    monkeypatch.setattr(kept_plans, "MAX_PLANS", 4)
     for count in range(1, 12):
         data = np.ones(count)
         comm.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
         assert (data == comm.size).all()
-        lanes = comm.channel.lanes.values()
+        lanes = comm.channel.plans.lanes.values()
         assert len(lanes) == min(count, 4)
         assert all(lane.plan.requests for lane in lanes)
 

@@ -102,7 +102,7 @@ def test_the_second_time_compiled_code_makes_them(apart: Intracomm, closed: Call
         for got, wanted in zip(_everything(apart, SHORT), _expected(apart.size, apart.rank, SHORT), strict=True):
             assert (got == wanted).all()
         if made == 0:
-            assert len(apart.channel.known) == 12
+            assert len(apart.channel.plans.known) == 12
             closed()
 
 
@@ -134,7 +134,7 @@ def test_rows_can_be_done_from_python(from_python: Intracomm) -> None:
             results = _everything(from_python, part)
             for got, wanted in zip(results, _expected(from_python.size, from_python.rank, part), strict=True):
                 assert (got == wanted).all()
-    assert not from_python.channel.known
+    assert not from_python.channel.plans.known
 
 
 def test_calls_with_other_signatures_are_not_mixed_up(apart: Intracomm) -> None:
@@ -147,7 +147,7 @@ def test_calls_with_other_signatures_are_not_mixed_up(apart: Intracomm) -> None:
             else:
                 apart.Reduce_scatter_block(data, part)
             assert (part == size).all(), (rank, which)
-    titles = {lane.plan.signature.text.partition("(")[0] for lane in apart.channel.known.values()}
+    titles = {lane.plan.signature.text.partition("(")[0] for lane in apart.channel.plans.known.values()}
     assert titles == {"Reduce_scatter_block"}
 
 
@@ -172,7 +172,7 @@ def test_more_calls_than_there_are_entries(apart: Intracomm) -> None:
             data = np.full(count, apart.rank, np.int32)
             apart.Allreduce(MPI.IN_PLACE, data, MPI.MAX)
             assert (data == apart.size - 1).all()
-    assert len(apart.channel.known) <= 2 * KNOWN_LENGTH
+    assert len(apart.channel.plans.known) <= 2 * KNOWN_LENGTH
     assert apart.channel.dispatch.remembered <= 2 * KNOWN_LENGTH + 64
 
 
@@ -184,7 +184,7 @@ def test_calls_after_plans_were_released(apart: Intracomm) -> None:
         apart.Allreduce(MPI.IN_PLACE, data)
         assert (data == apart.size).all()
         apart.channel.release()
-        assert not apart.channel.known
+        assert not apart.channel.plans.known
 
 
 def test_a_wrong_call_is_told(apart: Intracomm) -> None:
@@ -210,7 +210,7 @@ def test_a_refusal_is_told(apart: Intracomm) -> None:
 def test_nothing_is_learned_from_empty_arrays(apart: Intracomm) -> None:
     for kind in (np.int64, np.bool_):
         apart.Allreduce(MPI.IN_PLACE, np.zeros(0, kind), MPI.LOR)
-    assert not apart.channel.known
+    assert not apart.channel.plans.known
     flags = np.array([False] * SHORT)
     flags[apart.rank] = True
     for _ in range(3):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +12,7 @@ from mpi4py import MPI
 
 from mpicoll import ErrorFeedback, Intracomm
 from mpicoll.collectives import select
-from mpicoll.compression import Key
+from mpicoll.compression import Key, compressor
 from mpicoll.errors import MpicollError, RemoteError
 from tests.mpi.compression.test_compressed import given, same_everywhere
 from tests.mpi.conftest import TIMEOUT, WORLD
@@ -209,4 +211,28 @@ def test_between_nodes(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(ValueError, match=f"is for {count} elements, not {count + 1}"):
         comm.Allreduce(longer, longer.copy(), compression=feedback)
     comm.Allreduce(x, y, compression=feedback)  # all ranks have refused that call
+    plain.Free()
+
+
+@pytest.mark.parametrize("nodes", ["", "2"])
+@pytest.mark.parametrize("spec", ["sign", "fp16", "topk:0.01", "oktopk:0.01", "powersgd:2", "common:16", "int4:rounding=nearest"])
+def test_plans_that_are_kept_do_not_keep_residuals(monkeypatch: pytest.MonkeyPatch, spec: str, nodes: str) -> None:
+    if nodes and MPI.COMM_WORLD.size < 3:
+        pytest.skip("one node")
+    if compressor(spec).unbiased:
+        pytest.skip("without error feedback")
+    monkeypatch.setenv("MPICOLL_NODES", nodes)
+    plain = MPI.COMM_WORLD.Dup()
+    comm, seen = Intracomm(plain, timeout=20.0), []
+    x, y = np.ones(5000, np.float32), np.empty(5000, np.float32)
+    for _ in range(6):
+        feedback = ErrorFeedback(spec)
+        seen.append(weakref.ref(feedback))
+        for _ in range(2):
+            comm.Allreduce(x, y, compression=feedback)
+        assert feedback.steps == 2
+        del feedback
+        gc.collect()  # its parts, of which there are some over several nodes, refer to it
+    assert [each() for each in seen] == [None] * len(seen)
+    assert len(comm.channel.plans._plans) <= 2
     plain.Free()
