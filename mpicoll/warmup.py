@@ -18,11 +18,13 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 
 import numpy as np
 
-from mpicoll.compression import ErrorFeedback, compressor, names
+from mpicoll.compression import Aggregatable, Compressor, ErrorFeedback, Key, compressor, names
+from mpicoll.compression.sparsifiers import OkTopk
 from mpicoll.environment import cores
 from mpicoll.help_text import without_markup
 from mpicoll.kernels import DTYPES, OPS, machine_code
 from mpicoll.kernels import precompile as kernels
+from mpicoll.kernels.codecs import topk
 from mpicoll.kernels.compile_progress import PAUSE_SECONDS, show
 from mpicoll.kernels.decorators import compile_beforehand
 
@@ -46,6 +48,20 @@ def _compress(spec: str) -> None:
     for each in (spec, *_ALSO.get(spec, ())):
         for way in (each,) if compressor(each).unbiased else (each, ErrorFeedback(each)):
             comm.Allreduce(MPI.IN_PLACE, np.ones(_COUNT, np.float32), compression=way)
+        _encode(compressor(each))
+
+
+def _encode(made: Compressor) -> None:
+    """Call what the parameter server calls, and what collectives call on several ranks only."""
+    if isinstance(made, Aggregatable):
+        return
+    x, y = np.ones(_COUNT, np.float32), np.empty(_COUNT, np.float32)
+    payload = np.empty(made.wire_nbytes(_COUNT), np.uint8)
+    nbytes = made.compress(x, payload, Key(0, 0, 0))
+    made.decompress(payload[:nbytes], y)
+    made.decompress_add(payload[:nbytes], y)
+    if isinstance(made, OkTopk):
+        topk.largest(x, 1, np.empty(1, np.uint32), np.empty(1, np.float32))
 
 
 def _train(dtype: str) -> None:

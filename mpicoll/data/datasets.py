@@ -207,7 +207,10 @@ def _read(dataset: str, *, reals: bool) -> tuple[dict[str, np.ndarray], float]:
         with naming_source("--dataset", " "):
             arrays = sample_files.read_idx_folder(path)
     else:
-        kinds = "digits, synthetic:N, a folder, nor a file .npz, .npy, .csv or .parquet"
+        kinds = (
+            "digits, synthetic:N, synthetic_text, text:FILE, a folder of IDX files, "
+            "nor a file or a pattern of files .npz, .npy, .csv or .parquet"
+        )
         raise DataError(f"--dataset {dataset}: neither {kinds}")
     arrays = check_arrays(arrays, reals=reals, files=dict.fromkeys(arrays, f"--dataset {dataset}"))
     return arrays, _scale(next(iter(arrays.values())))

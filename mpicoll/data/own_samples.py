@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import zlib
 from typing import Any
 
@@ -21,7 +22,7 @@ def _bytes_of(part: Any) -> bytes:
 def check_samples(data: Any, argument: str) -> None:
     """Raise TypeError unless `data` is a user-defined data set or None."""
     if data is not None and not (hasattr(data, "__len__") and hasattr(data, "batch")):
-        raise TypeError(f"{argument}: {data!r} has no len() or no method batch(indices); see ArrayDataset")
+        raise TypeError(f"{argument}: {reprlib.repr(data)} has no len() or no method batch(indices); see ArrayDataset")
 
 
 class OwnSamples:

@@ -80,7 +80,8 @@ def _expanded(pattern: str, option: str) -> list[str]:
     whole = str(expanded(pattern))
     paths = [whole] if Path(whole).exists() else sorted(glob.glob(whole, recursive=True))  # noqa: PTH207, a pattern may be absolute
     if not paths:
-        raise DataError(f"{option} {pattern}: there is no such file")
+        what = "no file matches this pattern" if glob.has_magic(whole) else "there is no such file"
+        raise DataError(f"{option} {pattern}: {what}")
     return paths
 
 

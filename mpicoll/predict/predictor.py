@@ -83,6 +83,16 @@ def names(machine: MachineDescription, case: PredictedCase) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _why_unknown(name: str, case: PredictedCase) -> str:
+    """Return why a machine has no time of an algorithm that uses shared memory, to follow its name and collective."""
+    ranks, nodes = per_node(case), len(set(case.nodes))
+    if name == select.SHARED and nodes > 1:
+        return f"is for ranks of one node, and these are on {nodes}; give --ranks-per-node {case.size}"
+    if name == select.HIERARCHY and not 1 < ranks < case.size:
+        return f"is for several nodes of several ranks, and these are {nodes} with {ranks or 'different numbers'} each"
+    return "is not known for this machine; predict --fit measures it"
+
+
 def taken(case: PredictedCase) -> str:
     """Return the algorithm that ``"auto"`` takes for a case where nothing was tuned."""
     nodes = len(set(case.nodes))
@@ -136,7 +146,7 @@ def predict(
     elif name == select.TWO_SHOT and case.collective == "allreduce":
         found = _two_shot(machine, case, wire, _turns(machine, case))
     elif name in (select.SHARED, select.HIERARCHY):
-        raise UnknownAlgorithm(f"algorithm: the time of {name!r} for {case.collective} on these ranks is not known")
+        raise UnknownAlgorithm(f"algorithm: the time of {name!r} for {case.collective} {_why_unknown(name, case)}")
     else:
         split = split or key in machine.corrections
         found = _simulated(machine, case, find(case.collective, name), wire, segments, split)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mpicoll.compression import Compressor, ErrorFeedback, compressor
+from mpicoll.quantities import counted
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.call_queue import QueuedWork
 from mpicoll.torch.tensor_allreduce import reduce_in_place
@@ -121,7 +122,7 @@ class GradientReducer:
         self._seen: dict[torch.Tensor, int] = {}
         self._attendance: Attendance | None = None
         self._by_initial_size = True
-        self.is_on, self.is_synchronized, self._is_changed = True, False, False
+        self.is_on, self.is_synchronized, self._is_changed, self._is_retired = True, False, False, False
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks).atexit = False
         self.cover(parameters)
@@ -139,7 +140,22 @@ class GradientReducer:
             self.buckets.append(GradientBucket(each, self._compression))
             for parameter in each:
                 self._bucket_of[id(parameter)] = self.buckets[-1]
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+                self._take(parameter, hook)
+
+    def _take(self, parameter: torch.Tensor, hook: Any) -> None:
+        """Be told of a parameter's gradients, in place of the reducer that was made for it before."""
+        before = _reducer_of.pop(id(parameter), None)
+        other = None if before is None or before[0]() is not parameter else before[1]()
+        if other is not None and other is not self:
+            other.retire()
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+        key = id(parameter)
+        _reducer_of[key] = weakref.ref(parameter, lambda _: _reducer_of.pop(key, None)), weakref.ref(self)
+
+    def retire(self) -> None:
+        """Reduce nothing more, since another optimizer has some of the parameters."""
+        self.is_on, self._is_retired = False, True
+        _remove(self._hooks)
 
     def note(self, parameter: torch.Tensor) -> None:
         """Note that a gradient has been accumulated; start what is complete."""
@@ -148,9 +164,9 @@ class GradientReducer:
             return
         self._seen[parameter] = self._seen.get(parameter, 0) + 1
         if self._seen[parameter] > self._passes:
+            passes = counted(self._passes, "backward pass", "backward passes")
             raise RuntimeError(
-                f"gradients: {self._passes} backward passes since the last step are one too many; call step(), "
-                "or give backward_passes_per_step"
+                f"gradients: more than {passes} since the last step; call step(), or give backward_passes_per_step"
             )
         if self._seen[parameter] == self._passes:
             self._bucket_of[id(parameter)].missing -= 1
@@ -172,6 +188,8 @@ class GradientReducer:
 
         Nothing is reduced again if no rank has made a backward pass since the last call in the same step.
         """
+        if self._is_retired:
+            raise RuntimeError("gradients: another DistributedOptimizer was made for parameters of this one")
         if self.is_synchronized and not self._is_any_changed():
             return
         while len(self._works) < len(self.buckets):
@@ -240,6 +258,10 @@ def _note(reducer: weakref.ref[GradientReducer], parameter: torch.Tensor) -> Non
     found = reducer()
     if found is not None:
         found.note(parameter)
+
+
+_reducer_of: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[GradientReducer]]] = {}
+"""By id of a parameter: the parameter, and the reducer that is told of its gradients."""
 
 
 def _remove(hooks: Iterable[Any]) -> None:

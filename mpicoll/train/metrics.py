@@ -25,6 +25,14 @@ _PATIENCE_SECONDS = 0.5
 """Approximate seconds between sums of slow steps, and so the delay of a request to stop."""
 
 
+def wrong_loss(loss: float, step: int) -> NonFiniteLoss:
+    """Return the error of a step whose loss is not finite."""
+    return NonFiniteLoss(
+        f"the loss became {loss} in step {step}; try a lower --lr or a longer --warmup, "
+        "or look for numbers in the data that are not finite"
+    )
+
+
 class StepRecord(NamedTuple):
     """Metrics of a step, the same on all ranks in synchronous training.
 
@@ -183,7 +191,7 @@ class Metrics:
         self._steps = max(1, min(MOST_STEPS, int(often)))
         for (step, epoch, rate, count), (loss, correct) in zip(self._open, found, strict=True):
             if not math.isfinite(loss):
-                raise NonFiniteLoss(f"the loss became {loss} in step {step}; try a lower --lr or a longer --warmup")
+                raise wrong_loss(loss, step)
             accuracy = correct / count if self._counts_hits else None
             self.records.append(StepRecord(step, epoch, rate, loss / count, accuracy))
         self._open.clear()

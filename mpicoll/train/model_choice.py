@@ -94,7 +94,7 @@ def _own_model(config: TrainConfig, dataset: Dataset) -> Model:
     if not isinstance(model, Model):
         kind = type(found).__name__
         raise DataError(
-            f"{name}: returns a {kind}, which has no {', '.join(missing)}; see mpicoll.train.TrainableModel"
+            f"{name}: returns {kind}, which has no {', '.join(missing)}; see mpicoll.train.TrainableModel"
         )
     if model.dtype != config.dtype:
         raise DataError(f"{name}: its parameters are of {model.dtype}; this run is with --dtype {config.dtype}")

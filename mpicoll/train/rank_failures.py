@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.consensus import share
-from mpicoll.errors import MpicollError, NonFiniteLoss, TrainingError, UsageError
+from mpicoll.errors import MpicollError, TrainingError, UsageError
 from mpicoll.progress.failed_ranks import agree_on_success, failed_ranks, is_failure, raise_if_failed, survives_failures
 from mpicoll.train.assembly import make_communicator
 from mpicoll.train.asynchronous.asynchronous_state import ResumedState
@@ -27,7 +27,7 @@ from mpicoll.train.asynchronous.work_sharing import WorkSharing
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.lockstep import Lockstep
 from mpicoll.train.loop import Loop
-from mpicoll.train.metrics import EpochRecord, StepRecord
+from mpicoll.train.metrics import EpochRecord, StepRecord, wrong_loss
 from mpicoll.train.run_start import RunStart
 from mpicoll.train.spare_ranks import SpareRanks
 from mpicoll.train.synchronous_state import load_from_memory, state_in_memory
@@ -240,7 +240,7 @@ def _unsummed(comm: Intracomm, old: Lockstep, records: Sequence[StepRecord], ste
     found: list[StepRecord] = []
     for step, (loss, correct, count) in enumerate(sums.tolist(), first):
         if not np.isfinite(loss):
-            raise NonFiniteLoss(f"the loss became {loss} in step {step}; try a lower --lr or a longer --warmup")
+            raise wrong_loss(loss, step)
         last = [*records[-1:], *found][-1] if count == 0 and (records or found) else None
         mean, hits = (loss / max(count, 1), correct / max(count, 1)) if last is None else (last.loss, last.accuracy)
         accuracy = hits if plan.config.counts_hits else None

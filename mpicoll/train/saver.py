@@ -29,6 +29,8 @@ FREE = ("epochs", "steps", "timeout", "json", "log_steps", "progress", "quiet", 
          "on_silence", "on_failure", "spares", "balance", "slow", "jitter", "step_seconds")  # fmt: skip
 """Options that may differ between a run and the one that resumes it."""
 
+_OF_MODELS = ("hidden", "filters", "layers", "heads", "width", "context", "dropout", "batch_norm")
+"""Options whose defaults depend on the model."""
 _BEAT_SECONDS = 0.2
 """Seconds between two signs of life while a checkpoint is written."""
 
@@ -217,6 +219,8 @@ def _check_same_run(config: TrainConfig, facts: dict[str, Any]) -> None:
         for name, value in here.items()
         if name not in free and there.get(name, _plain(DEFAULTS[name])) != _plain(value)
     ]
+    if "model" in other:
+        other = [name for name in other if name not in _OF_MODELS]
     odd = [_difference(name, {**DEFAULTS, **there}, here) for name in other]
     if odd:
         raise CheckpointFailed(f"{config.checkpoint}: the checkpoint is of another run: {'; '.join(odd)}")

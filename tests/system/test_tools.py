@@ -88,6 +88,12 @@ def test_warmup_compiles_what_it_is_asked_for() -> None:
     done = run(0, "-m", "mpicoll", "warmup", "--compression", "sign", "topk:0.01")
     assert done.returncode == 0, done.stderr
     assert "2 compressors ready" in done.stdout
+    code = (
+        "from mpicoll import warmup; from mpicoll.kernels.codecs import sparse_encoding, topk; "
+        "warmup.compile_item(('compressor', 'oktopk:0.01')); "
+        "print([bool(each._variants) for each in (topk.largest, sparse_encoding.length_of, sparse_encoding.decode)])"
+    )
+    assert run(0, "-c", code).stdout == "[True, True, True]\n"
     wrong = run(0, "-m", "mpicoll", "warmup", "--compression", "int99")
     assert wrong.returncode == 2
     assert "'int99' is not one of" in wrong.stderr

@@ -248,7 +248,7 @@ def test_unequal_parts_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dataset=none-*.csv"], "--dataset none-.*there is no such file"),
+        (["--dataset=none-*.csv"], "--dataset none-.*no file matches this pattern"),
         (["--dataset=none.csv"], "--dataset none.csv: there is no such file"),
         (["--dataset=FOLDER/*.txt"], r"a.txt: not a file .csv, .parquet or .npz"),
         (["--dataset=FOLDER/x*.npy", "--labels=FOLDER/y0.npy"], "1 file for 2 of --dataset"),

@@ -164,7 +164,7 @@ def test_a_function_of_ones_own_returns_the_model(factory):
         ("own_broken:f", "no module named no_such_package", UsageError),
         ("own_example:missing", "own_example has no function missing", UsageError),
         ("own_example:number", "own_example has no function number", UsageError),
-        ("own_example:nothing", "returns a int, which has no initial, forward, backward", DataError),
+        ("own_example:nothing", "returns int, which has no initial, forward, backward", DataError),
         ("own_example:fails", "RuntimeError: no luck", DataError),
         ("own_example:wide", "parameters are of float64; this run is with --dtype float32", DataError),
     ],

@@ -41,6 +41,12 @@ def test_steps_are_those_of_gradient_descent():
     assert (result["test_loss"], result["test_accuracy"]) == (None, None)
 
 
+@pytest.mark.parametrize("callbacks", [3, [3], [mpicoll.train.EarlyStopping], [mpicoll.train.Callback(), None]])
+def test_wrong_callbacks_are_refused(callbacks):
+    with pytest.raises(TypeError, match=r"^callbacks: .* is not "):
+        mpicoll.train.Trainer(Softmax(), samples(20), callbacks=callbacks)
+
+
 @pytest.mark.parametrize(
     ("model", "data", "test_data", "message"),
     [

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpicoll.checkpoint import Whole
 from mpicoll.consensus import all_succeed, share, wait_politely
 from mpicoll.decentralized.mailboxes import Counter
-from mpicoll.errors import NonFiniteLoss, TrainingError
+from mpicoll.errors import TrainingError
 from mpicoll.parameter_server.message_memory import abandon_all
 from mpicoll.parameter_server.windows import remote_memory
 from mpicoll.train.asynchronous.asynchronous_state import ResumedState, whole_shares
@@ -22,7 +22,7 @@ from mpicoll.train.asynchronous.server_exchange import ServerExchange, transport
 from mpicoll.train.asynchronous.share_records import ShareRecord, ShareRecords
 from mpicoll.train.config import TrainConfig
 from mpicoll.train.coordination import SavedState, Share, ShareResult
-from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means, perplexity
+from mpicoll.train.metrics import EpochRecord, StepRecord, epoch_means, perplexity, wrong_loss
 from mpicoll.train.step_plan import StepPlan
 
 _STOP = 1 << 40
@@ -128,7 +128,7 @@ class WorkSharing:
             On this rank; `fail` tells the other ranks.
         """
         if not math.isfinite(loss):
-            raise NonFiniteLoss(f"the loss became {loss} in step {step}; try a lower --lr or a longer --warmup")
+            raise wrong_loss(loss, step)
 
     def record(self, share: Share, result: ShareResult) -> None:
         """Record the result of a share on this rank; the other ranks get it in `finish`."""

@@ -215,7 +215,9 @@ def test_between_nodes(verdicts: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("nodes", ["", "2"])
-@pytest.mark.parametrize("spec", ["sign", "fp16", "topk:0.01", "oktopk:0.01", "powersgd:2", "common:16", "int4:rounding=nearest"])
+@pytest.mark.parametrize(
+    "spec", ["sign", "fp16", "topk:0.01", "oktopk:0.01", "powersgd:2", "common:16", "int4:rounding=nearest"]
+)
 def test_plans_that_are_kept_do_not_keep_residuals(monkeypatch: pytest.MonkeyPatch, spec: str, nodes: str) -> None:
     if nodes and MPI.COMM_WORLD.size < 3:
         pytest.skip("one node")

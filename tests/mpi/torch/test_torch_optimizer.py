@@ -155,9 +155,24 @@ def test_one_backward_pass_too_many() -> None:
     network = model()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.05))
     network(torch.ones(20)).sum().backward()
-    with pytest.raises(RuntimeError, match="one too many"):
+    with pytest.raises(RuntimeError, match="more than 1 backward pass since the last step"):
         network(torch.ones(20)).sum().backward()
     optimizer.step()
+
+
+def test_the_last_optimizer_of_a_parameter_reduces_its_gradients() -> None:
+    """One that was made before may live on, where nothing has collected it yet."""
+    network, plain = model(), model()
+    first = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.05))
+    train(network, first, 2)
+    second = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.05))
+    train(network, second, 2)
+    train(plain, hvd.DistributedOptimizer(torch.optim.SGD(plain.parameters(), 0.05)), 2)
+    train(plain, hvd.DistributedOptimizer(torch.optim.SGD(plain.parameters(), 0.05)), 2)
+    for one, two in zip(network.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, two)
+    with pytest.raises(RuntimeError, match="another DistributedOptimizer was made"):
+        first.step()
 
 
 def test_passes_that_only_accumulate() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.errors import RemoteError
 from mpicoll.train import (
     Callback,
     DataError,
@@ -256,6 +258,37 @@ def test_workers_in_step_stop_after_whole_steps_and_resume_with_the_same_bits(sh
         assert result["total_steps"] == 26
         for one, other in zip(whole.parameters, resumed.parameters, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+class Raises(Callback):
+    """A callback that raises in a step."""
+
+    def on_step(self, trainer: Trainer, record: Any) -> None:
+        raise ZeroDivisionError("of the user's")
+
+
+class RaisesOnRankOne(Softmax):
+    """A model that raises in a forward pass on one rank."""
+
+    def forward(self, *arguments: Any) -> Any:
+        if WORLD.rank == 1:
+            raise ZeroDivisionError("of the user's")
+        return super().forward(*arguments)
+
+
+@pytest.mark.skipif(WORLD.size < 2, reason="one rank has nobody to tell")
+@pytest.mark.parametrize("strategy", ["replicated", "sharded", "local"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_other_ranks_hear_of_an_exception(strategy: str, rank: int) -> None:
+    model, callbacks = (RaisesOnRankOne(), []) if rank else (Softmax(), [Raises()])
+    plain = WORLD.Dup()
+    made = Trainer(model, samples(500), comm=plain, strategy=strategy, callbacks=callbacks, timeout=60, **OPTIONS)
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError if WORLD.rank == rank else RemoteError, match="of the user's"):
+        made.fit()
+    assert time.monotonic() - began < 30
+    WORLD.Barrier()
+    plain.Free()
 
 
 class LastGradientIsWrong(Softmax):
