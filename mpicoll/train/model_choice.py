@@ -93,9 +93,7 @@ def _own_model(config: TrainConfig, dataset: Dataset) -> Model:
         raise DataError(f"{name}: {_in_one_line(error)}") from error
     if not isinstance(model, Model):
         kind = type(found).__name__
-        raise DataError(
-            f"{name}: returns {kind}, which has no {', '.join(missing)}; see mpicoll.train.TrainableModel"
-        )
+        raise DataError(f"{name}: returns {kind}, which has no {', '.join(missing)}; see mpicoll.train.TrainableModel")
     if model.dtype != config.dtype:
         raise DataError(f"{name}: its parameters are of {model.dtype}; this run is with --dtype {config.dtype}")
     if isinstance(model, OwnModel) and config.tensor * config.pipeline > 1:
