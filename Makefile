@@ -82,7 +82,7 @@ test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour 
 
 # Two at a time, since they wait for most of their time; tests/system/conftest.py gives those the machine that need it.
 test-system: warmup  ## tests that launch whole programs
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(or $(SYSTEM),tests/system) $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(or $(SYSTEM),tests/system) $(ARGS)
 
 $(VENV)/torch: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.6"

@@ -8,6 +8,7 @@ a machine with nothing else to do: no other test of this folder runs beside it.
 from __future__ import annotations
 
 import fcntl
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +29,13 @@ def _locked(path: Path, kind: int) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked off may still have it open
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with a test marked ``alone`` last, so that few others wait for them; before them, long files first."""
+    tests = Counter(item.path for item in items)
+    waits = {item.path for item in items if item.get_closest_marker("alone") is not None}
+    items.sort(key=lambda item: (item.path in waits, -tests[item.path]))
 
 
 @pytest.hookimpl(wrapper=True)
