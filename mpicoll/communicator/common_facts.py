@@ -83,7 +83,7 @@ class Meeting(NamedTuple):
     facts: CommonFacts
 
 
-class Acquaintance(NamedTuple):
+class KnownFacts(NamedTuple):
     """A meeting in which all ranks of a communicator took part, as far as this rank knows.
 
     Attributes
@@ -114,7 +114,7 @@ def note(channel: Any) -> None:
     _meetings[:] = [made, *others][:_MOST]
 
 
-def find(comm: MPI.Intracomm) -> Acquaintance | None:
+def find(comm: MPI.Intracomm) -> KnownFacts | None:
     """Return the last meeting of all ranks of a communicator, None if there was none, or settings have changed."""
     if not _meetings:
         return None
@@ -124,7 +124,7 @@ def find(comm: MPI.Intracomm) -> Acquaintance | None:
             channel, ranks = meeting.channel(), np.array([meeting.places[rank] for rank in world])
             facts = meeting.facts._replace(tables=None if channel is None else channel.tables)
             offer = 1 + (hash((meeting.session, facts.tables is None)) & _MASK)
-            return Acquaintance(offer, facts, ranks, meeting.node_ids[ranks])
+            return KnownFacts(offer, facts, ranks, meeting.node_ids[ranks])
     return None
 
 

@@ -156,7 +156,7 @@ class Coordination(Protocol):
         """Wait until the state is final, and return the number of shares taken; on ranks where `attends` is true."""
 
     def fail(self, error: Exception) -> None:
-        """End the run on all ranks because of `error`; raise it at once if all ranks have it."""
+        """End the run on all ranks because of `error`; synchronous training raises it at once."""
 
     def finish(self, epochs: Sequence[EpochRecord]) -> list[EpochRecord]:
         """Make the model equal on all ranks; return the epochs that rank 0 has recorded.

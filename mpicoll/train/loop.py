@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpicoll import tracing
 from mpicoll.consensus import all_succeed
 from mpicoll.data.datasets import Dataset, Samples
-from mpicoll.errors import NonFiniteLoss, TrainingError
+from mpicoll.errors import MpicollError, NonFiniteLoss, TrainingError
 from mpicoll.models.micro_batches import StepExecutor
 from mpicoll.parallel.common_arrays import CommonArrays
 from mpicoll.parallel.mesh import Mesh
@@ -154,6 +154,10 @@ class Loop:
         except LeftBehind as error:
             complain(str(error))
         except TrainingError as error:
+            coordination.fail(error)
+        except MpicollError:  # of communication, which does not work any more
+            raise
+        except Exception as error:  # of the user's model, data set or callback
             coordination.fail(error)
         finally:
             self.close()

@@ -209,10 +209,9 @@ class Trainer:
             On every rank, such as NonFiniteLoss or CheckpointFailed; DataError where ranks have
             other data than others: numbers of samples, the first and the last sample, and shapes are compared.
         Exception
-            On the rank where the model, the data set or a callback raised it. The other ranks raise RemoteError with
-            its text; CollectiveTimeout where they wait on another communicator, as between stages of a pipeline. The
-            communicator cannot be used for training any more; give ``MPI.COMM_WORLD.Dup()`` as `comm` of each Trainer
-            if the program goes on.
+            On the rank where the model, the data set or a callback raised it. The other ranks raise RemoteError or
+            TrainingError with its text. The communicator cannot be used for training any more; give
+            ``MPI.COMM_WORLD.Dup()`` as `comm` of each Trainer if the program goes on.
         """
         try:
             comm = make_communicator(self._config, MPI.Intracomm(self._comm)) if self._own is None else self._own
