@@ -54,7 +54,7 @@ def start_quickly(
     unpack: Callable[[], None] | None = None,
     kernel: Any = dispatch.call_in,
 ) -> DispatchedRequest | None:
-    """Start a plain nonblocking call; None, having done nothing, if it is not plain.
+    """Start a plain nonblocking call; None, having done nothing, if it is not plain; CommunicatorBusy as elsewhere.
 
     Parameters
     ----------
@@ -69,7 +69,10 @@ def start_quickly(
     assert node is not None
     lanes, request, call = node.nonblocking, None, (collective, sendbuf, recvbuf, op, root)
     lane = None
+    lanes.enter()
     try:
+        if scope.channel.dispatch.busy[0]:  # another thread makes a call, see `refuse_if_entered`
+            return None
         lane = lanes.take_turn(node, 0)
         status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
         if status == TOO_LONG:
@@ -96,4 +99,6 @@ def start_quickly(
             channel.break_off(error)  # it is not known which lane is next
             channel.watchdog.give_up(channel.dispatch.number, error)
         raise
+    finally:
+        lanes.leave()
     return request

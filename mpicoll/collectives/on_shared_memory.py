@@ -215,6 +215,7 @@ class SharedRequest(Request):
         super().__init__(timeout)
         channel, node = task.channel, task.channel.node
         assert node is not None
+        node.nonblocking.refuse_if_entered()
         self._task: CheckedOperation | None = task
         self._operation = _operation_or_refusal(task, timeout)
         number = _number(channel, self._operation, timeout, nonblocking=True)

@@ -84,7 +84,7 @@ class Meeting(NamedTuple):
 
 
 class KnownFacts(NamedTuple):
-    """A meeting in which all ranks of a communicator took part, as far as this rank knows.
+    """Facts of a meeting in which all ranks of a communicator took part, as far as this rank knows.
 
     Attributes
     ----------

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mpicoll.errors import CommunicatorBusy
 from mpicoll.kernels.operation_words import AT_ONCE_NBYTES, LONGEST
 from mpicoll.shared_memory.domain_memory import LONG_LANES, NONBLOCKING_LANES
 
@@ -65,7 +66,33 @@ class NonblockingLanes:
 
     def __init__(self, *, driven: bool) -> None:
         self._longest = 0 if driven else AT_ONCE_NBYTES
+        self._idle = [True]  # empty while a call takes its turn
         self._turns: dict[bool, list[NonblockingLane]] = {}  # the least recently used one first
+
+    def enter(self) -> None:
+        """Begin a call, which takes a turn, or none; :meth:`leave` ends it.
+
+        Raises
+        ------
+        CommunicatorBusy
+            If another call has not ended.
+        """
+        try:
+            self._idle.pop()  # one step, of which two threads cannot both succeed
+        except IndexError:
+            raise CommunicatorBusy from None
+
+    def leave(self) -> None:
+        """End a call."""
+        self._idle.append(True)
+
+    def refuse_if_entered(self) -> None:
+        """Raise CommunicatorBusy between :meth:`enter` and :meth:`leave`.
+
+        For a call that holds the communicator's lock: whoever has entered looks at the lock later.
+        """
+        if not self._idle:
+            raise CommunicatorBusy
 
     def take_turn(self, node: HasJobs, nbytes: int) -> NonblockingLane:
         """Take the next lane for so many bytes; :meth:`end_turn` or :meth:`undo_turn` returns it.

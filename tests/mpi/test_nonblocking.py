@@ -13,8 +13,10 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
+from mpicoll.errors import CommunicatorBusy
 from mpicoll.progress import progress_engine
 from mpicoll.schedules import ALGORITHMS
+from mpicoll.shared_memory.nonblocking_lanes import NonblockingLanes
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -597,3 +599,31 @@ def test_a_count_of_a_reduce_scatter_is_that_of_one_block(comm: Intracomm) -> No
     if comm.size > 1:
         with pytest.raises(ValueError, match="sendbuf"):
             comm.Ireduce_scatter_block([given, given.size], result)
+
+
+@pytest.mark.parametrize("count", [5, 200_000])
+def test_a_call_that_begins_while_another_takes_its_lane_is_refused(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """From a signal handler, for instance; the first one goes on, and so do later ones."""
+    take, refused = NonblockingLanes.take_turn, []
+
+    def nested(lanes: NonblockingLanes, *arguments: Any) -> Any:
+        monkeypatch.undo()
+        for makes in (comm.Iallreduce, comm.Ibcast):
+            try:
+                makes(*[np.ones(count) for _ in range(1 + (makes == comm.Iallreduce))])
+            except CommunicatorBusy:
+                refused.append(makes)
+        return take(lanes, *arguments)
+
+    comm.Iallreduce(MPI.IN_PLACE, np.ones(count)).Wait()
+    monkeypatch.setattr(NonblockingLanes, "take_turn", nested)
+    requests, got = [], np.zeros((20, count))
+    for row in got:
+        requests.append(comm.Iallreduce(np.ones(count), row))
+    MPI.Request.Waitall(requests)
+    assert len(refused) == 2
+    assert (got == comm.size).all()
+    comm.Allreduce(MPI.IN_PLACE, row := np.ones(count))
+    assert (row == comm.size).all()
