@@ -29,6 +29,7 @@ class Plans:
         self.size, self.count = size, count
         self.x = [np.empty(count, np.float32) for _ in range(size)]
         self.y = self.x if in_place else [np.empty(count, np.float32) for _ in range(size)]
+        self.compression: list[Any] = []
         self.shots = [self._shot(rank, spec) for rank in range(size)]
         self.phases = [list(shot.stages()) for shot in self.shots]
 
@@ -37,6 +38,7 @@ class Plans:
             rank=rank, size=self.size, identity=rank, compression_counter=np.zeros(1, np.int64)
         )
         made = ErrorFeedback(spec[1]) if isinstance(spec, tuple) else compressor(spec)
+        self.compression.append(made)  # plans do not keep error feedback
         return TwoShot(channel, made, self.x[rank], self.y[rank], np.empty)
 
     def verify(self) -> list[list[Content]]:
