@@ -9,10 +9,13 @@ from mpicoll.buffers.held_memory import held
 from mpicoll.collectives.call_context import CallContext
 from mpicoll.collectives.interrupted_calls import abandon_start
 from mpicoll.collectives.requests import JobRequest
+from mpicoll.communicator.channel import Channel
+from mpicoll.errors import CommunicatorBusy
 from mpicoll.kernels import dispatch
 from mpicoll.kernels.operation_words import AT_ONCE_NBYTES, DONE, OTHER, TOO_LONG
 from mpicoll.progress import progress_engine
 from mpicoll.progress.driver_thread import driver
+from mpicoll.shared_memory.nonblocking_lanes import NonblockingLane
 from mpicoll.shared_memory.shared_operation import SharedOperation
 
 
@@ -65,14 +68,16 @@ def start_quickly(
     kernel
         What starts it, with the arguments of :func:`mpicoll.kernels.dispatch.call_in`.
     """
-    node = scope.channel.node
+    channel = scope.channel
+    node = channel.node
     assert node is not None
     lanes, request, call = node.nonblocking, None, (collective, sendbuf, recvbuf, op, root)
     lane = None
-    lanes.enter()
     try:
-        if scope.channel.dispatch.busy[0]:  # another thread makes a call, see `refuse_if_entered`
-            return None
+        lanes.idle.pop()
+    except IndexError:
+        raise CommunicatorBusy from None
+    try:
         lane = lanes.take_turn(node, 0)
         status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
         if status == TOO_LONG:
@@ -84,7 +89,7 @@ def start_quickly(
             return None
         request = DispatchedRequest(scope.timeout, lane.address)
         if status != DONE:
-            flight = SharedOperation(scope.channel, lane.job, scope.channel.dispatch.number, status)
+            flight = SharedOperation(channel, lane.job, channel.dispatch.number, status)
             request.go_on_later(flight, (held(sendbuf), held(recvbuf), kept), unpack)
         elif unpack is not None:
             unpack()
@@ -92,13 +97,17 @@ def start_quickly(
     except BaseException as error:  # of a signal handler
         if request is not None:
             request.give_up(error)
-        channel = scope.channel
-        if lane is not None:
-            abandon_start(channel, lane.job, channel.dispatch.number, error)
-        if channel.broken is None:
-            channel.break_off(error)  # it is not known which lane is next
-            channel.watchdog.give_up(channel.dispatch.number, error)
+        _abandon(channel, lane, error)
         raise
     finally:
-        lanes.leave()
+        lanes.idle.append(True)
     return request
+
+
+def _abandon(channel: Channel, lane: NonblockingLane | None, error: BaseException) -> None:
+    """Break the channel after an exception that came while a call took its turn."""
+    if lane is not None:
+        abandon_start(channel, lane.job, channel.dispatch.number, error)
+    if channel.broken is None:
+        channel.break_off(error)  # it is not known which lane is next
+        channel.watchdog.give_up(channel.dispatch.number, error)

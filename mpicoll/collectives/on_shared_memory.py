@@ -215,15 +215,15 @@ class SharedRequest(Request):
         super().__init__(timeout)
         channel, node = task.channel, task.channel.node
         assert node is not None
-        node.nonblocking.refuse_if_entered()
         self._task: CheckedOperation | None = task
         self._operation = _operation_or_refusal(task, timeout)
-        number = _number(channel, self._operation, timeout, nonblocking=True)
-        lane = node.nonblocking.take_turn(node, task.nbytes)
-        self._job = lane.job
-        flight = QueuedOperation(channel, self._job, number, self._operation.signature, task.op_name)
-        flight.begins_after(lane.last, self._start)
-        node.nonblocking.end_turn(lane, self)
+        with node.nonblocking.alone():
+            number = _number(channel, self._operation, timeout, nonblocking=True)
+            lane = node.nonblocking.take_turn(node, task.nbytes)
+            self._job = lane.job
+            flight = QueuedOperation(channel, self._job, number, self._operation.signature, task.op_name)
+            flight.begins_after(lane.last, self._start)
+            node.nonblocking.end_turn(lane, self)
         self._begin(flight)
 
     def _start(self) -> int:

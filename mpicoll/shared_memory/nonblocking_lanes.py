@@ -11,6 +11,8 @@ writes to what the other one has just read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -62,37 +64,30 @@ class NonblockingLanes:
     ----------
     driven
         Operations progress beside the program on all ranks: then long ones use the lanes of short ones.
+
+    Attributes
+    ----------
+    idle
+        A list of one element, which a call takes out before it takes a turn, and puts back at its end: of two threads
+        only one can. The second one raises CommunicatorBusy.
     """
 
     def __init__(self, *, driven: bool) -> None:
         self._longest = 0 if driven else AT_ONCE_NBYTES
-        self._idle = [True]  # empty while a call takes its turn
+        self.idle = [True]
         self._turns: dict[bool, list[NonblockingLane]] = {}  # the least recently used one first
 
-    def enter(self) -> None:
-        """Begin a call, which takes a turn, or none; :meth:`leave` ends it.
-
-        Raises
-        ------
-        CommunicatorBusy
-            If another call has not ended.
-        """
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Return a block of which one is executed at a time, see :attr:`idle`; compiled calls spell it out."""
         try:
-            self._idle.pop()  # one step, of which two threads cannot both succeed
+            self.idle.pop()
         except IndexError:
             raise CommunicatorBusy from None
-
-    def leave(self) -> None:
-        """End a call."""
-        self._idle.append(True)
-
-    def refuse_if_entered(self) -> None:
-        """Raise CommunicatorBusy between :meth:`enter` and :meth:`leave`.
-
-        For a call that holds the communicator's lock: whoever has entered looks at the lock later.
-        """
-        if not self._idle:
-            raise CommunicatorBusy
+        try:
+            yield
+        finally:
+            self.idle.append(True)
 
     def take_turn(self, node: HasJobs, nbytes: int) -> NonblockingLane:
         """Take the next lane for so many bytes; :meth:`end_turn` or :meth:`undo_turn` returns it.
