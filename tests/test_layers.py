@@ -98,7 +98,8 @@ PICKLING = {
 }
 SET_UP = {
     ("mpicoll/communicator/settings.py", "agree_on_session"),
-    ("mpicoll/communicator/topology.py", "meet_on_nodes"),
+    ("mpicoll/communicator/topology.py", "_lowest"),
+    ("mpicoll/communicator/topology.py", "_told"),
     ("mpicoll/shared_memory/cache_sharing.py", "sharing"),
     ("mpicoll/shared_memory/method_times.py", "__init__"),
     ("mpicoll/shared_memory/method_times.py", "_of_earlier_runs"),

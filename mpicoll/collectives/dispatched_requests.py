@@ -73,10 +73,9 @@ def start_quickly(
     assert node is not None
     lanes, request, call = node.nonblocking, None, (collective, sendbuf, recvbuf, op, root)
     lane = None
-    try:
-        lanes.idle.pop()
-    except IndexError:
-        raise CommunicatorBusy from None
+    if lanes.is_busy:
+        raise CommunicatorBusy
+    lanes.is_busy = True
     try:
         lane = lanes.take_turn(node, 0)
         status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
@@ -100,7 +99,7 @@ def start_quickly(
         _abandon(channel, lane, error)
         raise
     finally:
-        lanes.idle.append(True)
+        lanes.is_busy = False
     return request
 
 

@@ -193,7 +193,8 @@ def _make(comm: MPI.Intracomm, timeout: Any = 0.0) -> Channel:
     known = common_facts.find(comm)
     agreement = agree(comm, 0 if known is None else known.offer, timeout)
     if known is not None and agreement.is_common:
-        return _on_nodes(comm, known.node_ids, Inheritance(known.facts, known.ranks), agreement.session)
+        inherited = Inheritance(known.facts._replace(check=agreement.check), known.ranks)
+        return _on_nodes(comm, known.node_ids, inherited, agreement.session)
     meeting = meet_on_nodes(comm)
     facts = CommonFacts(agreement.check, meeting.polls)
     channel = _on_nodes(comm, meeting.node_ids, Inheritance(facts, np.arange(comm.size)), agreement.session)
@@ -251,8 +252,9 @@ def _kind_of(comm: MPI.Intracomm) -> Hashable:
 
 
 def _on_nodes(comm: MPI.Intracomm, ids: np.ndarray, inherited: Inheritance, session: int) -> Channel:
-    nodes = len(set(ids.tolist()))
-    duplicate = private_duplicate(comm)
+    lowest: dict[int, int] = {}
+    ids = np.array([lowest.setdefault(node, rank) for rank, node in enumerate(ids.tolist())])
+    nodes, duplicate = len(lowest), private_duplicate(comm)
     with revoked_after_failure(duplicate):
         channel = Channel(duplicate, inherited, alone=nodes > 1, apart=1 < nodes == comm.size, session=session)
         channel.node_ids = ids

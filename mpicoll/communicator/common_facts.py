@@ -28,7 +28,7 @@ _MOST = 8
 
 
 class CommonFacts(NamedTuple):
-    """Facts that hold for all ranks of a channel, and for any of them.
+    """Facts that hold for all ranks of a channel, and for any of them; `polls` for those of this node.
 
     Attributes
     ----------
@@ -105,7 +105,9 @@ _meetings: list[Meeting] = []
 
 
 def note(channel: Any) -> None:
-    """Remember the meeting in which a channel was made."""
+    """Remember the meeting in which a channel was made, unless later ones may find memory that it had no room for."""
+    if not channel.is_alone and (channel.node is None or not channel.node.segments):
+        return
     places = {world: rank for rank, world in enumerate(_ranks_in_world(channel.comm))}
     if min(places) < 0 or len(places) < channel.size:  # processes of another program
         return

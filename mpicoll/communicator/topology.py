@@ -94,21 +94,33 @@ def node_ids(comm: MPI.Intracomm) -> np.ndarray:
     ``MPICOLL_NODES=3,5`` simulates nodes: the first three ranks of COMM_WORLD are on one node and the next five on
     another; ``MPICOLL_NODES=4`` makes nodes of four ranks.
     """
-    return meet_on_nodes(comm).node_ids
+    own = pretended_node()
+    if own is None:
+        together = node_communicator(comm)
+        own = _lowest(together, comm.rank)
+        together.Free()
+    return _told(comm, own)
 
 
 def meet_on_nodes(comm: MPI.Intracomm) -> NodeMeeting:
     """Let the ranks of each node count its cores, and tell all others which node they are on; collective."""
     own, together = pretended_node(), node_communicator(comm)
     polls = polls_before_yield(together)
-    if own is None:
-        lowest = np.array([comm.rank], np.int64)
-        together.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
-        own = int(lowest[0])
+    own = _lowest(together, comm.rank) if own is None else own
     together.Free()
+    return NodeMeeting(_told(comm, own), polls)
+
+
+def _lowest(together: MPI.Comm, rank: int) -> int:
+    lowest = np.array([rank], np.int64)
+    together.Allreduce(MPI.IN_PLACE, lowest, MPI.MIN)
+    return int(lowest[0])
+
+
+def _told(comm: MPI.Intracomm, own: int) -> np.ndarray:
     ids = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([own], np.int64), ids)
-    return NodeMeeting(ids, polls)
+    return ids
 
 
 def pretended_node() -> int | None:

@@ -155,7 +155,7 @@ class Loop:
             complain(str(error))
         except TrainingError as error:
             coordination.fail(error)
-        except MpicollError:  # of communication, which does not work any more
+        except (MpicollError, MPI.Exception):  # of communication, which does not work any more
             raise
         except Exception as error:  # of the user's model, data set or callback
             coordination.fail(error)

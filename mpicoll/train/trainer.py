@@ -270,7 +270,9 @@ def _run(config: TrainConfig, comm: Intracomm, source: Source, observer: Observe
     """Train; where the model, the data set or a callback raises on this rank, tell the others."""
     try:
         return run(config, comm, source, observer)
-    except MpicollError:  # the others know of it
+    except (MpicollError, MPI.Exception) as error:  # the others know of it
+        if isinstance(error, TrainingError) and error.of_one_rank:
+            comm.channel.refuse(error)
         raise
     except Exception as error:
         comm.channel.refuse(error)

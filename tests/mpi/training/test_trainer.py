@@ -295,6 +295,33 @@ def test_other_ranks_hear_of_an_exception(strategy: str, rank: int) -> None:
     plain.Free()
 
 
+class ShortOnRankOne:
+    """A data set of the user's that returns a row too few on one rank."""
+
+    def __init__(self) -> None:
+        self._whole = samples(500)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        x, y = self._whole.batch(indices)
+        short = WORLD.rank == 1 and len(indices) > 1 and 0 < indices[0] < len(self) - 1
+        return (x[1:], y[1:]) if short else (x, y)
+
+
+@pytest.mark.skipif(WORLD.size < 2, reason="one rank has nobody to tell")
+def test_other_ranks_hear_of_wrong_data_on_one() -> None:
+    plain = WORLD.Dup()
+    made = Trainer(Softmax(), ShortOnRankOne(), comm=plain, timeout=60, **OPTIONS)
+    began = time.monotonic()
+    with pytest.raises(DataError if WORLD.rank == 1 else RemoteError, match="rows"):
+        made.fit()
+    assert time.monotonic() - began < 30
+    WORLD.Barrier()
+    plain.Free()
+
+
 class LastGradientIsWrong(Softmax):
     """A model whose gradient is NaN in the last step."""
 
