@@ -69,8 +69,8 @@ _CONTIGUOUS = 0x3
 
 
 @helper
-def _view(table, place, data, dtype, count, flags):
-    """Return the address of a view, the first or the second."""
+def view_of(table, place, data, dtype, count, flags):
+    """Return the address of a view of `count` elements at `data`, the first view or the second."""
     view = table + 8 * (VIEWS + VIEW_WORDS * place)
     fields = view + get(table, HEADER)
     store(fields - 8, get(table, ARRAY_TYPE))
@@ -99,7 +99,7 @@ def _shown(table, thing, place, may_move):
             data = load(data)
         count = load(fields + load(row + 8 * _LENGTH_AT)) if load(row + 8 * _LENGTH_AT) >= 0 else 1
         dtype = get(table, DTYPE_IDS + load(row + 8 * _DTYPE_NUMBER))
-        return _view(table, place, data, dtype, count, load(row + 8 * _FLAGS))
+        return view_of(table, place, data, dtype, count, load(row + 8 * _FLAGS))
     return thing
 
 
@@ -150,7 +150,7 @@ def array_in(table, thing, place, blocks, may_move):
         return thing
     if not 0 <= count <= total or count * blocks > total or not is_in_c_order(table, array):
         return thing
-    return _view(table, place, data_of(table, array), dtype_of(table, array), count * blocks, flags_of(table, array))
+    return view_of(table, place, data_of(table, array), dtype_of(table, array), count * blocks, flags_of(table, array))
 
 
 def shown_rows() -> np.ndarray:

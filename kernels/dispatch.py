@@ -14,8 +14,8 @@ from .atomics import load, release_interpreter, store, take_interpreter
 from .call_cache import begin_known, end_known, find_known
 from .compared_calls import must_compare
 from .composition import progress_bound
-from .decorators import helper, linked, short_kernel
-from .dispatch_arguments import BYTE, arrays_of, describe
+from .decorators import helper, linked
+from .dispatch_arguments import BYTE, arrays_of, describe, packed_arguments
 from .dispatch_table import (
     BUCKETS,
     BUSY,
@@ -33,6 +33,7 @@ from .dispatch_table import (
     NUMBER,
     OP_IDS,
     OPS,
+    PACKING,
     REDUCERS,
     TRIED,
     count_of,
@@ -59,30 +60,27 @@ from .operation_words import (
     GATHER,
     IDLE,
     ITEMSIZE,
-    LONGEST,
     METHOD,
     OTHER,
     PART_COUNT,
     PLAN,
+    RANK,
     REDUCER,
     REDUCES,
     ROOT,
     SCATTER,
     SIZE,
-    SPINS,
     STATE,
     TIME_NEXT,
-    TOO_LONG,
     TRANSFER,
     WAITING,
-    YIELDS,
     get,
     is_brief,
     is_short,
     offsets_word,
     put,
-    vector_nbytes,
 )
+from .packed_views import end_packed, forget_packed
 from .python_interface import forget_error, int_object
 
 FOR_SHARED, FOR_SINGLE_COPY = 1, 2
@@ -184,7 +182,7 @@ def _wanted(table):
 
 
 @helper
-def _recognize(table, blocking, job, collective, send, recv, op, root):
+def recognize(table, blocking, job, collective, send, recv, op, root):
     """Write a call to a job; return METHOD + 1, 0 for messages, and -1 if it is no plain call. See `call`."""
     wanted = _wanted(table)
     table -= table & 7
@@ -231,7 +229,7 @@ def begin(table, job, plan, is_compared):
 
 
 @helper
-def _begin(table, job):
+def begin_plan(table, job):
     """Begin a call with the plan that is known for it."""
     entry = plan_entry(get(job, COLLECTIVE), int(not is_short(job)), get(job, ROOT), get(job, SIZE))
     return begin(table, job, get(table, entry), False)
@@ -261,19 +259,40 @@ def _call_by_messages(table, job):
     return status
 
 
+@helper
+def _make(table, job, chosen):
+    """Make a call that has been recognized, or begin it."""
+    if chosen == 0:
+        return _call_by_messages(table, job)
+    if chosen < 0 or not begin_plan(table, job):
+        return OTHER
+    if not is_brief(job):
+        return WAITING  # the caller goes on where a signal cannot make it lose the operation
+    return progress(job, 0)
+
+
+@linked(*["int64"] * 7)
+def _make_packed_call(table, collective, send, recv, op, root):
+    """Make a blocking call whose arguments may be entries of derived datatypes; see `call`.
+
+    It is called for arguments that `make_call` does not know, so that calls with arrays stay as fast as without it.
+    """
+    own = table - (table & 7)
+    job = get(own, JOB)
+    if get(own, PACKING) == 0 or not is_open(own, job):
+        return OTHER
+    forget_packed(own)
+    if collective < UNEVEN:
+        send, recv = packed_arguments(own, get(job, SIZE), collective, send, recv, get(job, RANK) == root)
+    return end_packed(own, _make(own, job, recognize(table, True, job, collective, send, recv, op, root)))
+
+
 @linked(*["int64"] * 7)
 def make_call(table, collective, send, recv, op, root):
     """Make a blocking call, or begin it; see `call`."""
     own = table - (table & 7)
     job = get(own, JOB)
-    chosen = _recognize(table, True, job, collective, send, recv, op, root)
-    if chosen == 0:
-        return _call_by_messages(own, job)
-    if chosen < 0 or not _begin(own, job):
-        return OTHER
-    if not is_brief(job):
-        return WAITING  # the caller goes on where a signal cannot make it lose the operation
-    return progress(job, 0)
+    return _make(own, job, recognize(table, True, job, collective, send, recv, op, root))
 
 
 @object_kernel
@@ -303,47 +322,7 @@ def call(module, arguments, count):
         forget_error()
         return int_object(OTHER)
     send, recv, op = object_at(arguments, 2), object_at(arguments, 3), object_at(arguments, 4)
-    return int_object(make_call(int_at(arguments, 0), int_at(arguments, 1), send, recv, op, root))
-
-
-@linked(*["int64"] * 8)
-def make_call_in(table, job, collective, send, recv, op, root):
-    """Begin a nonblocking call; see `call_in`."""
-    chosen = _recognize(table, False, job, collective, send, recv, op, root)
-    if chosen > 0 and get(job, LONGEST) and vector_nbytes(job) > get(job, LONGEST):
-        return TOO_LONG
-    if chosen <= 0 or not _begin(table - (table & 7), job):
-        return OTHER
-    return progress(job, int(not is_brief(job)))
-
-
-@object_kernel
-def call_in(module, arguments, count):
-    """Begin a nonblocking call in a job of its own; end it too if it is short and the others make it at the same time.
-
-    Return a status, and take arguments, as `call` does; the address of the job is the second.
-    """
-    if count != 7:
-        return 0
-    root = int_at(arguments, 6)
-    if root < 0:
-        forget_error()
-        return int_object(OTHER)
-    table, job, collective = int_at(arguments, 0), int_at(arguments, 1), int_at(arguments, 2)
-    send, recv, op = object_at(arguments, 3), object_at(arguments, 4), object_at(arguments, 5)
-    return int_object(make_call_in(table, job, collective, send, recv, op, root))
-
-
-@short_kernel("int64")
-def begin_messages(job):
-    """Begin a plan of messages; return a status, OTHER if its last run has not ended, and for address 0."""
-    if job == 0 or get(job, STATE) != IDLE:
-        return OTHER
-    start(job)
-    put(job, SPINS, 1)
-    put(job, YIELDS, 0)
-    # The MPI library may hold a lock in another thread that waits for the interpreter, to call a Python function.
-    state = release_interpreter()
-    status = progress_bound(job)
-    take_interpreter(state)
-    return status
+    status = make_call(int_at(arguments, 0), int_at(arguments, 1), send, recv, op, root)
+    if status == OTHER:
+        status = _make_packed_call(int_at(arguments, 0), int_at(arguments, 1), send, recv, op, root)
+    return int_object(status)

@@ -22,17 +22,21 @@ from .operation_words import (
     ALLTOALL,
     BCAST,
     DISPLS,
+    EXSCAN,
     GATHER,
     RANK,
     RECV,
     REDUCE,
     REDUCE_SCATTER,
+    REDUCES,
+    SCAN,
     SCATTER,
     SEND,
     SIZE,
     get,
     put,
 )
+from .packed_views import forget_packed, packed_in
 from .reduce import DTYPES as ELEMENT_TYPES
 
 BYTE = ELEMENT_TYPES.index(np.dtype(np.uint8))
@@ -45,9 +49,30 @@ def arrays_of(table, size, collective, send, recv, may_move):
 
     A count is that of a block where a buffer has one for each of `size` ranks; 1 if they own uneven parts.
     """
-    send_blocks = size if collective in (SCATTER, ALLTOALL, REDUCE_SCATTER) else 1
-    recv_blocks = size if collective in (GATHER, ALLGATHER, ALLTOALL) else 1
+    send_blocks, recv_blocks = _blocks(collective, size)
     return array_in(table, send, 0, send_blocks, may_move), array_in(table, recv, 1, recv_blocks, may_move)
+
+
+@helper
+def _blocks(collective, size):
+    """Return how many blocks sendbuf and recvbuf have."""
+    send_blocks = size if collective in (SCATTER, ALLTOALL, REDUCE_SCATTER) else 1
+    return send_blocks, size if collective in (GATHER, ALLGATHER, ALLTOALL) else 1
+
+
+@helper
+def packed_arguments(table, size, collective, send, recv, is_root):
+    """Return entries of derived datatypes among the arguments as `packed_in` does, and other arguments as they are."""
+    send_blocks, recv_blocks = _blocks(collective, size)
+    reduces = int(collective in REDUCES)
+    stays = collective in (BCAST, SCAN, EXSCAN) or send == get(table, IN_PLACE)  # recvbuf, in part
+    if collective != BCAST and (is_root or collective != SCATTER):  # elsewhere sendbuf does not count
+        send = packed_in(table, send, 0, send_blocks, reduces, True)
+    if is_root or collective not in (REDUCE, GATHER):
+        recv = packed_in(table, recv, 1, recv_blocks, reduces, stays)
+    if is_root and collective == BCAST:
+        forget_packed(table)  # it is only read
+    return send, recv
 
 
 @helper

@@ -61,7 +61,9 @@ SINGLE_COPY_BIT = 7
 """In packed calls: the algorithm is "single_copy" instead of "shared"."""
 VIEWS, VIEW_WORDS = CHOSEN + len(COLLECTIVES) * BUCKETS, 16
 """Room for two views with the fields of arrays, see `buffer_views`."""
-PLANS = VIEWS + 2 * VIEW_WORDS
+PACKING = VIEWS + 2 * VIEW_WORDS
+"""Address of room for packed copies, see `packed_views`; 0: there is none yet."""
+PLANS = PACKING + 1
 """Here 2 * size words a collective follow, the addresses of plans by length (0 short, 1 long) and root."""
 
 

@@ -1,8 +1,9 @@
 """Allgatherv and Reduce_scatter on shared memory, from the caller's specifications to the result in one call."""
 
 from .decorators import helper, linked
-from .dispatch import UNEVEN, is_open, make_call, make_call_in
+from .dispatch import UNEVEN, is_open, make_call
 from .dispatch_table import JOB, NONE, count_of
+from .nonblocking_calls import make_call_in
 from .object_kernels import int_at, object_at, object_kernel
 from .operation_words import OTHER, SIZE, get, read_word, uneven_word
 from .python_interface import int_object
@@ -75,7 +76,7 @@ def _make_in(table, job, collective, send, recv, op, counts):
 
 @object_kernel
 def call_uneven_in(module, arguments, count):
-    """Begin a nonblocking call in a job of its own, as `dispatch.call_in` does; see `call_uneven`."""
+    """Begin a nonblocking call in a job of its own, as `nonblocking_calls.call_in` does; see `call_uneven`."""
     if count != 7:
         return 0
     table, job, collective = int_at(arguments, 0), int_at(arguments, 1), int_at(arguments, 2)

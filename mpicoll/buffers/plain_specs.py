@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.buffers import known_types
 from mpicoll.buffers.buffer_specs import array_of_view, memory_of
 from mpicoll.buffers.datatypes import entry_of_array
 from mpicoll.buffers.strided_views import entries_in
-from mpicoll.buffers.typemap import named
+from mpicoll.buffers.typemap import named, typemap_of
 from mpicoll.kernels.reduce import DTYPES
 
 KNOWN = frozenset(DTYPES)
@@ -104,6 +105,7 @@ def _entries(
     view = entries_in(array, datatype, count, displ, moved=moved)
     if view is None or not (sent or view.flags.writeable):
         return NotImplemented
+    known_types.note(datatype, typemap_of(datatype))
     return view if view.flags.c_contiguous else Apart(view)
 
 

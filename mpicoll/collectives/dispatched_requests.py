@@ -11,7 +11,7 @@ from mpicoll.collectives.interrupted_calls import abandon_start
 from mpicoll.collectives.requests import JobRequest
 from mpicoll.communicator.channel import Channel
 from mpicoll.errors import CommunicatorBusy
-from mpicoll.kernels import dispatch
+from mpicoll.kernels import nonblocking_calls
 from mpicoll.kernels.operation_words import AT_ONCE_NBYTES, DONE, OTHER, TOO_LONG
 from mpicoll.progress import progress_engine
 from mpicoll.progress.driver_thread import driver
@@ -55,7 +55,7 @@ def start_quickly(
     *,
     kept: Any = None,
     unpack: Callable[[], None] | None = None,
-    kernel: Any = dispatch.call_in,
+    kernel: Any = nonblocking_calls.call_in,
 ) -> DispatchedRequest | None:
     """Start a plain nonblocking call; None, having done nothing, if it is not plain; CommunicatorBusy as elsewhere.
 
@@ -66,7 +66,7 @@ def start_quickly(
     unpack
         What copies the result to its places, called at the end of the call.
     kernel
-        What starts it, with the arguments of :func:`mpicoll.kernels.dispatch.call_in`.
+        What starts it, with the arguments of :func:`mpicoll.kernels.nonblocking_calls.call_in`.
     """
     channel = scope.channel
     node = channel.node

@@ -85,11 +85,13 @@ def go_on(
     table
         With which it was called; 0 if it was not.
     """
-    if status == WAITING and not scope.channel.dispatch.running:
+    if status != OTHER and not scope.channel.dispatch.running:
         kept = held(sendbuf), held(recvbuf)
-        status = on_shared_memory.go_on(scope.channel)
+        if status == WAITING:
+            status = on_shared_memory.go_on(scope.channel)
         if status != DONE:
             complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
+        scope.channel.dispatch.unpack()
         del kept
         return
     plain, has_root = None, type(root) is int and 0 <= root < scope.channel.size
@@ -100,6 +102,7 @@ def go_on(
         plain = plain_arguments(collective, sendbuf, recvbuf, scope.channel.size, scope.channel.rank == root)
     if status == OTHER:
         if plain is not None:
+            scope.channel.dispatch.begin_packing(scope.channel.node is None)
             status = call.run(table, _NUMBERS[collective], plain.sendbuf, plain.recvbuf, op, root)
         elif may_gather and has_kernels(op) and _gather(scope, table, collective, sendbuf, recvbuf, op, root):
             return
@@ -142,6 +145,7 @@ def _complete_alone(scope: CallContext, status: int, made: CallArguments) -> Non
 
 def _make_in_another_way(scope: CallContext, made: CallArguments) -> None:
     """Make a call by messages whose buffers the ranks cannot all access."""
+    scope.channel.dispatch.forget_packed()
     validate.prepare(scope.by_messages(), made).run(scope.timeout)
 
 

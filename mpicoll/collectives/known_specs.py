@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.buffers.known_types import handle_word
 from mpicoll.buffers.typed_blocks import Description
 from mpicoll.kernels import typed_specs as words
 
@@ -80,13 +81,6 @@ class KnownSpecs:
         entry[words.CONTAINERS] = len(containers)
         rest = [word for each in containers for word in (id(each), len(each), *map(id, each))]
         for datatype in containers[-1]:
-            rest += [MPI._addressof(datatype), _handle_word(datatype)]
+            rest += [MPI._addressof(datatype), handle_word(datatype)]
         entry[words.ENTRY_HEAD : words.ENTRY_HEAD + len(rest)] = rest
         entry[words.ITEMS] = 1 + len(items)
-
-
-def _handle_word(datatype: MPI.Datatype) -> int:
-    """Return a datatype's handle as compiled code reads it: a word, or a half of one with its sign."""
-    handle, nbytes = int(datatype.handle), MPI._sizeof(MPI.Datatype)
-    half = 1 << (8 * nbytes - 1)
-    return (handle + half) % (2 * half) - half

@@ -11,7 +11,7 @@ from mpicoll.collectives.operation import CheckedOperation, fresh_memory
 from mpicoll.collectives.requests import FREED, STARTED_AGAIN, JobRequest, PersistentRequest, Request
 from mpicoll.compression import ErrorFeedback
 from mpicoll.errors import MpicollError
-from mpicoll.kernels import composition, dispatch
+from mpicoll.kernels import composition, nonblocking_calls
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 from mpicoll.messages.call_agreement import take_slot
 from mpicoll.messages.p2p import PlanRun
@@ -49,7 +49,7 @@ class MessageRequest(JobRequest, PersistentRequest):
         """Start the operation; see :meth:`PersistentRequest.Start`."""
         self._refuse_second_start()
         try:
-            status = dispatch.begin_messages.run(self._address) if self._channel.broken is None else OTHER
+            status = nonblocking_calls.begin_messages.run(self._address) if self._channel.broken is None else OTHER
             if status != OTHER:
                 self._go_on_after(status)
         except BaseException as error:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from mpicoll.buffers.known_types import room_for_copies
 from mpicoll.buffers.plain_specs import dtype_of_code, dtypes_by_handle
-from mpicoll.kernels import buffer_views, builtin_objects, dispatch_table
+from mpicoll.kernels import buffer_views, builtin_objects, dispatch_table, packed_views
 from mpicoll.kernels import operation_words as layout
 from mpicoll.kernels import reduce as kernels
 from mpicoll.kernels.compared_calls import is_new
@@ -132,6 +133,7 @@ class FastDispatch:
         self._signatures: dict[int, Signature] = {}
         self._learned = 0
         self._lasting: set[int] = set()  # numbers of signatures that stay
+        self._room: np.ndarray | None = None
         self._words = _fixed_words(size).copy()
         self._history = np.zeros((dispatch_table.HISTORY_LENGTH, dispatch_table.HISTORY_ENTRY), np.int64)
         self._agreed = np.zeros((dispatch_table.AGREED_LENGTH, 2), np.int64)
@@ -158,6 +160,22 @@ class FastDispatch:
             self._agreed.ctypes.data,
         )
         words[dispatch_table.CHECKED], words[dispatch_table.METHOD] = checked, job[layout.METHOD]
+
+    def begin_packing(self, by_messages: bool) -> None:
+        """Let compiled code pack and unpack entries of derived datatypes."""
+        if self._room is None and self.usable and self._words[dispatch_table.LIST_TYPE]:
+            self._room = room_for_copies(dispatch_table.STAGED_NBYTES if by_messages else packed_views.PACKED_NBYTES)
+            self._words[dispatch_table.PACKING] = 0 if self._room is None else self._room.ctypes.data
+
+    def unpack(self) -> None:
+        """Copy the result of the last call to its places, if compiled code has received it in a packed copy."""
+        if self._room is not None:
+            packed_views.unpack_later.run(self.address)
+
+    def forget_packed(self) -> None:
+        """Forget such a result, since the call is made in another way."""
+        if self._room is not None:
+            self._room[packed_views.PENDING] = 0
 
     @property
     def is_at_work(self) -> bool:

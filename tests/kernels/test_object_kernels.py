@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.kernels import dispatch, object_kernels
+from mpicoll.kernels import dispatch, nonblocking_calls, object_kernels
 from mpicoll.kernels.decorators import DISABLED
 from mpicoll.kernels.operation_words import BCAST, DONE, OTHER
 from mpicoll.kernels.uneven_calls import call_uneven, call_uneven_in
@@ -50,7 +50,7 @@ def test_what_is_no_root_is_left_to_python_without_an_exception(root: Any) -> No
     assert sys.exc_info() == (None, None, None)
 
 
-@pytest.mark.parametrize("kernel", [dispatch.call, dispatch.call_in, call_uneven, call_uneven_in])
+@pytest.mark.parametrize("kernel", [dispatch.call, nonblocking_calls.call_in, call_uneven, call_uneven_in])
 def test_a_wrong_number_of_arguments_is_an_error(kernel: Any) -> None:
     for count in (0, 1, 5, 8):
         with pytest.raises(SystemError):

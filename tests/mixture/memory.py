@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -83,6 +84,41 @@ class Memory:
         return bool(outside and (between == _CANARY).all())
 
 
+_kept: dict[tuple[np.dtype, int], layouts.Layout] = {}
+"""Layouts that are used more than once, by element type and number of elements."""
+_MOST_KEPT = 24
+_users: Counter[int] = Counter()
+"""How often a layout is in use, by its id; once for being kept."""
+
+
+def _layout(own: random.Random, dtype: np.dtype, unit: int) -> layouts.Layout:
+    """Return a layout, mostly one that was used before, whose datatype compiled code may know by its handle."""
+    key = dtype, unit
+    if key in _kept and own.random() < 0.7:
+        made = _kept[key]
+    else:
+        made = layouts.draw(own, dtype, unit)
+        if key not in _kept and own.random() < 0.5:
+            _keep(own, key, made)
+    _users[id(made)] += 1
+    return made
+
+
+def _keep(own: random.Random, key: tuple[np.dtype, int], layout: layouts.Layout) -> None:
+    if len(_kept) == _MOST_KEPT:
+        _let_go(_kept.pop(own.choice(list(_kept))))
+    _kept[key] = layout
+    _users[id(layout)] += 1
+
+
+def _let_go(layout: layouts.Layout) -> None:
+    """Free a datatype that is in use nowhere else."""
+    _users[id(layout)] -= 1
+    if not _users[id(layout)]:
+        del _users[id(layout)]
+        layout.datatype.Free()
+
+
 class DatatypeMemory(Memory):
     """A buffer laid out by a derived datatype, which this rank draws for itself.
 
@@ -96,7 +132,7 @@ class DatatypeMemory(Memory):
         self.kind, self._around = "datatype", None
         most = math.gcd(count, *parts)
         unit = own.choice([n for n in (1, 2, 3, most) if n <= _LONGEST_ENTRY and n and most % n == 0])
-        layout = layouts.draw(own, dtype, unit)
+        layout = _layout(own, dtype, unit)
         self._scattered = layouts.Scattered(layout, count, dtype)
         self.spec, self.spec_of_parts = self._scattered.spec, self._scattered.spec_of_parts  # type: ignore[method-assign]
 
@@ -122,8 +158,8 @@ class DatatypeMemory(Memory):
         self._scattered.values = whole
 
     def free(self) -> None:
-        """Free the datatype; calls on their way do not need it."""
-        self._scattered.layout.datatype.Free()
+        """Free the datatype, unless it is kept; calls on their way do not need it."""
+        _let_go(self._scattered.layout)
 
     def is_intact(self) -> bool:
         """Say whether nothing was written but the elements."""

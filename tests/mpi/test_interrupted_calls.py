@@ -89,8 +89,8 @@ def interrupt(patch: pytest.MonkeyPatch) -> None:
     """Raise KeyboardInterrupt after each compiled function that begins calls, if the call has not ended."""
     patch.setattr(blocking, "call", Interrupting(blocking.call))
     patch.setattr(on_shared_memory, "begin", Interrupting(on_shared_memory.begin))
-    begins = Interrupting(message_requests.dispatch.begin_messages)
-    patch.setattr(message_requests, "dispatch", SimpleNamespace(begin_messages=begins))
+    begins = Interrupting(message_requests.nonblocking_calls.begin_messages)
+    patch.setattr(message_requests, "nonblocking_calls", SimpleNamespace(begin_messages=begins))
     patch.setattr(reductions, "reduce_objects", InterruptingObjects(reductions.reduce_objects))
     settings = dispatched_requests.start_quickly.__kwdefaults__
     patch.setitem(settings, "kernel", Interrupting(settings["kernel"]))

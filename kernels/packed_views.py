@@ -1,0 +1,241 @@
+"""Entries of derived datatypes as NumPy arrays, without making any: packed copies where the entries have gaps.
+
+`packed_in` takes up what `buffer_views.array_in` leaves as it is::
+
+    [array, column], [array, 2, block]    a view of a packed copy of the entries; of the array, if there are no gaps
+
+A derived datatype is known by its handle. Python enters its layout the first time, and removes it when the datatype is
+freed. Room for packed copies comes with the first call of a communicator that has such an argument. After the call
+`unpack` copies the elements of a result to their places.
+"""
+
+from .atomics import load, load_int32, store
+from .buffer_views import view_of
+from .builtin_objects import items_of, whole_number
+from .decorators import helper, short_kernel
+from .dispatch_table import (
+    DTYPE_IDS,
+    HEADER,
+    ITEMSIZES,
+    NUMBER,
+    PACKING,
+    READABLE,
+    count_of,
+    data_of,
+    flags_of,
+    is_in_c_order,
+    is_plain,
+    number_of_dtype,
+)
+from .operation_words import DONE, OTHER, get
+from .strided_copy import (
+    ADDRESS,
+    CURSOR_WORDS,
+    CURSORS,
+    DIMENSIONS,
+    LAYOUT_WORDS,
+    MAX_DIMENSIONS,
+    NBYTES,
+    RUN,
+    SHAPE,
+    STRIDES,
+    copy_between,
+    seek,
+)
+
+PACKED_NBYTES = 64 << 10
+"""The longest packed copy: with longer ones the time of Python is small. It is `dispatch_table.STAGED_NBYTES` where
+calls are made by messages: up to that length a plan serves all buffers."""
+
+(
+    TYPES,  # address of the table of known types
+    DATATYPE_TYPE,  # id(MPI.Datatype)
+    HANDLE_NBYTES,  # bytes of a handle, 4 or 8
+    PENDING,  # number of the call whose result is in the packed copy, until it is unpacked; 0: none
+    BASE,  # to which the layout of the result is relative
+    LONGEST_COPY,  # bytes of the longest packed copy
+    _LAYOUTS,  # layout of the entries of sendbuf, of recvbuf, and of a packed copy
+) = range(7)
+_FLAT = _LAYOUTS + 2 * LAYOUT_WORDS
+_CURSORS = _FLAT + LAYOUT_WORDS
+COPIES = _CURSORS + CURSORS
+"""Words before the packed copies in the room of a communicator."""
+
+(
+    HANDLE,
+    EXTENT,
+    LOW,  # first byte of an entry, and the one behind the last
+    HIGH,
+    MOVED,  # number of the element type if elements are only moved, and if they are reduced; -1: none
+    REDUCED,
+    TYPE_LAYOUT,  # of one entry; its NBYTES are 0 where there is no type
+) = range(7)
+TYPE_WORDS = TYPE_LAYOUT + LAYOUT_WORDS
+TYPES_LENGTH = 64
+MOST_TYPE_DIMENSIONS = MAX_DIMENSIONS - 1
+"""One more is that of the entries."""
+MOST_BYTES = 1 << 31
+"""Bound of extents and counts that compiled code takes: their products must not overflow."""
+MOVES = 0
+REDUCES = 1
+
+
+@helper
+def type_entry(handle):
+    """Return in which row of the table a handle is, if it is known and not in the next one; a multiple of 2."""
+    return 2 * ((handle ^ handle >> 5 ^ handle >> 11) % (TYPES_LENGTH // 2))
+
+
+@helper
+def _known_type(packing, datatype, header):
+    """Return the address of the row of a datatype; 0 for any object that is no known one."""
+    if load(datatype + header - 8) != load(packing + 8 * DATATYPE_TYPE):
+        return 0
+    at = datatype + header
+    handle = load(at) if load(packing + 8 * HANDLE_NBYTES) == 8 else load_int32(at)
+    row = load(packing + 8 * TYPES) + 8 * TYPE_WORDS * type_entry(handle)
+    for _ in range(2):
+        if load(row + 8 * HANDLE) == handle and load(row + 8 * (TYPE_LAYOUT + NBYTES)) != 0:
+            return row
+        row += 8 * TYPE_WORDS
+    return 0
+
+
+@helper
+def _lie_inside(row, count, nbytes):
+    """Say whether so many entries, at least one, are in an array of so many bytes."""
+    last = (count - 1) * load(row + 8 * EXTENT)
+    return min(last, 0) + load(row + 8 * LOW) >= 0 and max(last, 0) + load(row + 8 * HIGH) <= nbytes
+
+
+@helper
+def _number_of_entries(table, row, items, number, blocks, nbytes):
+    """Return how many entries a specification means; -1 if that is left to Python."""
+    if number == 3:
+        count = whole_number(table, load(items + 8)) * blocks
+    else:
+        extent = load(row + 8 * EXTENT)
+        count = nbytes // extent if extent > 0 and nbytes % extent == 0 else -1
+        if count % blocks != 0:
+            return -1
+    return count if 0 < count < MOST_BYTES and _lie_inside(row, count, nbytes) else -1
+
+
+@helper
+def _lay_out(layout, row, count):
+    """Write the layout of so many entries."""
+    one = row + 8 * TYPE_LAYOUT
+    added, dimensions = int(count > 1), load(one + 8 * DIMENSIONS)
+    store(layout + 8 * ADDRESS, load(one + 8 * ADDRESS))
+    store(layout + 8 * NBYTES, load(one + 8 * NBYTES) * count)
+    store(layout + 8 * RUN, load(one + 8 * RUN))
+    store(layout + 8 * DIMENSIONS, dimensions + added)
+    store(layout + 8 * SHAPE, count)
+    store(layout + 8 * STRIDES, load(row + 8 * EXTENT))
+    for dimension in range(dimensions):
+        store(layout + 8 * (SHAPE + added + dimension), load(one + 8 * (SHAPE + dimension)))
+        store(layout + 8 * (STRIDES + added + dimension), load(one + 8 * (STRIDES + dimension)))
+
+
+@helper
+def _copy(packing, layout, base, packed, packs):
+    """Copy the elements of a layout to a packed copy, or from it."""
+    flat, cursors, nbytes = packing + 8 * _FLAT, packing + 8 * _CURSORS, load(layout + 8 * NBYTES)
+    store(flat + 8 * NBYTES, nbytes)
+    store(flat + 8 * RUN, nbytes)
+    other = cursors + 8 * CURSOR_WORDS
+    seek(cursors, flat, packed, 0)
+    seek(other, layout, base, 0)
+    if packs:
+        copy_between(cursors, other, nbytes)
+    else:
+        copy_between(other, cursors, nbytes)
+
+
+@helper
+def _packed_view(table, packing, row, place, base, count, dtype, flags, is_read):
+    """Return the view of entries, having packed those with gaps if they are read; 0 if they are too long for that."""
+    one = row + 8 * TYPE_LAYOUT
+    nbytes, itemsize = load(one + 8 * NBYTES) * count, get(table, ITEMSIZES + dtype)
+    first, elements = base + load(one + 8 * ADDRESS), nbytes // itemsize
+    whole = load(one + 8 * DIMENSIONS) == 0 and (count == 1 or load(one + 8 * RUN) == load(row + 8 * EXTENT))
+    if whole and first % itemsize == 0:
+        return view_of(table, place, first, get(table, DTYPE_IDS + dtype), elements, flags)
+    longest = load(packing + 8 * LONGEST_COPY)
+    if nbytes > longest:
+        return 0
+    layout, packed = packing + 8 * (_LAYOUTS + LAYOUT_WORDS * place), packing + 8 * COPIES + longest * place
+    _lay_out(layout, row, count)
+    if is_read:
+        _copy(packing, layout, base, packed, True)
+    if place == 1:
+        store(packing + 8 * BASE, base)
+        store(packing + 8 * PENDING, get(table, NUMBER) + 1)
+    return view_of(table, place, packed, get(table, DTYPE_IDS + dtype), elements, flags)
+
+
+@helper
+def packed_in(table, thing, place, blocks, reduces, is_read):
+    """Return the view of a specification with a known derived datatype; anything else as it is.
+
+    Parameters
+    ----------
+    table, thing, place, blocks
+        As `array_in` takes them, of a blocking call. Elements at place 1 are unpacked after the call.
+    reduces : int
+        MOVES or REDUCES.
+    is_read : bool
+        Whether the elements are packed. Others are all overwritten by the call.
+    """
+    number, items = items_of(table, thing) if thing != 0 else (0, 0)
+    if not 2 <= number <= 3:
+        return thing
+    array, packing = load(items), get(table, PACKING)
+    if not is_plain(table, array, READABLE) or not is_in_c_order(table, array) or number_of_dtype(table, array) < 0:
+        return thing
+    row = _known_type(packing, load(items + 8 * number - 8), get(table, HEADER))
+    dtype = load(row + 8 * (MOVED + reduces)) if row != 0 else -1
+    if dtype < 0:
+        return thing
+    nbytes = count_of(table, array) * get(table, ITEMSIZES + number_of_dtype(table, array))
+    count = _number_of_entries(table, row, items, number, blocks, nbytes)
+    if count < 0:
+        return thing
+    base, flags = data_of(table, array), flags_of(table, array)
+    view = _packed_view(table, packing, row, place, base, count, dtype, flags, is_read)
+    return view if view != 0 else thing
+
+
+@helper
+def forget_packed(table):
+    """Mark no result as being in a packed copy; for a table with room for them."""
+    store(get(table, PACKING) + 8 * PENDING, 0)
+
+
+@helper
+def unpack(table):
+    """Copy the result of the last call from the packed copy to its places, if it is there; see `forget_packed`."""
+    packing = get(table, PACKING)
+    if load(packing + 8 * PENDING) == get(table, NUMBER):
+        layout, packed = (
+            packing + 8 * (_LAYOUTS + LAYOUT_WORDS),
+            packing + 8 * COPIES + load(packing + 8 * LONGEST_COPY),
+        )
+        _copy(packing, layout, load(packing + 8 * BASE), packed, False)
+        store(packing + 8 * PENDING, 0)
+
+
+@helper
+def end_packed(table, status):
+    """Unpack the result of a call that has ended, forget that of one that has not been made; return the status."""
+    if status == DONE:
+        unpack(table)
+    elif status == OTHER:
+        forget_packed(table)
+    return status
+
+
+@short_kernel("int64")
+def unpack_later(table):
+    """Unpack the result of a call that Python has completed."""
+    unpack(table)

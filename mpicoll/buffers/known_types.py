@@ -1,0 +1,93 @@
+"""Known types: the table in which compiled code finds the layouts of datatypes other than those of array elements.
+
+One table serves all communicators of a process. A datatype is entered when it is used for the first time, and removed
+when it is freed, since the MPI library gives its handle to another datatype then.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from mpi4py import MPI
+
+from mpicoll.buffers.buffer_specs import Foreign
+from mpicoll.buffers.datatypes import entry_of
+from mpicoll.buffers.typemap import Typemap
+from mpicoll.kernels import packed_views as words
+from mpicoll.kernels import strided_copy
+from mpicoll.kernels.dispatch_table import header_nbytes
+from mpicoll.kernels.reduce import DTYPES
+
+_DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
+_rows = np.zeros((words.TYPES_LENGTH, words.TYPE_WORDS), np.int64)
+_known: dict[int, int] = {}
+"""Handle -> row."""
+
+
+def note(datatype: MPI.Datatype, typemap: Typemap) -> None:
+    """Enter a datatype, in place of another one if need be; not those that only Python can unfold."""
+    handle = datatype.handle
+    if handle in _known:
+        return
+    row = _row_of(datatype, typemap)
+    if row is None:
+        return
+    first = words.type_entry(handle_word(datatype))
+    free = [place for place in (first, first + 1) if not _rows[place, words.TYPE_LAYOUT + strided_copy.NBYTES]]
+    place = free[0] if free else first + len(_known) % 2
+    for other in [known for known, there in _known.items() if there == place]:
+        del _known[other]
+    if not datatype.is_predefined:
+        datatype.Set_attr(_keyval(), handle)
+    _rows[place] = row
+    _known[handle] = place
+
+
+@functools.cache
+def _keyval() -> int:
+    """Return the key of an attribute by which the MPI library tells when a datatype is freed."""
+    return MPI.Datatype.Create_keyval(delete_fn=_forget)
+
+
+def _forget(datatype: MPI.Datatype, keyval: int, handle: int) -> None:
+    place = _known.pop(handle, None)
+    if place is not None:
+        _rows[place] = 0
+
+
+def _row_of(datatype: MPI.Datatype, typemap: Typemap) -> list[int] | None:
+    runs, extent = typemap.strided, typemap.extent
+    if runs is None or not typemap.nbytes or len(runs.shape) > words.MOST_TYPE_DIMENSIONS:
+        return None
+    if max(abs(extent), *map(abs, typemap.reach)) >= words.MOST_BYTES:
+        return None
+    rest = [0] * (strided_copy.MAX_DIMENSIONS - len(runs.shape))
+    layout = [runs.offset, typemap.nbytes, runs.nbytes, len(runs.shape), *runs.shape, *rest, *runs.strides, *rest]
+    return [handle_word(datatype), extent, *typemap.reach, _number(typemap, True), _number(typemap, False), *layout]
+
+
+def _number(typemap: Typemap, moved: bool) -> int:
+    """Return the number of the type of elements that are moved only, or reduced; -1 if kernels do not know it."""
+    try:
+        return _DTYPE_NUMBERS.get(entry_of(typemap, moved=moved).dtype, -1)
+    except Foreign:
+        return -1
+
+
+def handle_word(datatype: MPI.Datatype) -> int:
+    """Return a datatype's handle as compiled code reads it: a word, or a half of one with its sign."""
+    handle, nbytes = int(datatype.handle), MPI._sizeof(MPI.Datatype)
+    half = 1 << (8 * nbytes - 1)
+    return (handle + half) % (2 * half) - half
+
+
+def room_for_copies(longest: int) -> np.ndarray | None:
+    """Return room for a communicator's packed copies of so many bytes; None where datatypes are of unknown form."""
+    if MPI._addressof(MPI.INT) - id(MPI.INT) != header_nbytes():
+        return None
+    room = np.empty(words.COPIES + 2 * longest // 8, np.int64)
+    room[: words.COPIES] = 0
+    room[words.TYPES], room[words.DATATYPE_TYPE] = _rows.ctypes.data, id(MPI.Datatype)
+    room[words.HANDLE_NBYTES], room[words.LONGEST_COPY] = MPI._sizeof(MPI.Datatype), longest
+    return room

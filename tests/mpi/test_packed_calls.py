@@ -1,0 +1,164 @@
+"""Calls with derived datatypes that were used before: compiled code packs and unpacks their entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpicoll import Intracomm
+from mpicoll.collectives import execute
+from tests.mpi.conftest import refuse
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+GAP = -7.0
+LENGTHS = [3, 127, 128, 1024, 2000, 8192, 9000]
+"""Up to records, slots, and the longest packed copy; and longer."""
+
+
+class Columns:
+    """A matrix of which every second column is sent or received."""
+
+    def __init__(self, count: int, number: int) -> None:
+        self.matrix = np.full((count, 2 * number), GAP)
+        column = MPI.DOUBLE.Create_vector(count, 1, 2 * number)
+        self.type = column.Create_resized(0, 2 * MPI.DOUBLE.extent).Commit()
+        column.Free()
+
+    def spec(self, number: int) -> list[Any]:
+        return [self.matrix, number, self.type]
+
+    @property
+    def found(self) -> np.ndarray:
+        """The elements, by column."""
+        return self.matrix[:, ::2].T
+
+    def check(self, wanted: Any) -> None:
+        """Compare the elements, and look whether those between them are untouched."""
+        np.testing.assert_array_equal(self.found, wanted)
+        assert (self.matrix[:, 1::2] == GAP).all()
+
+
+@pytest.fixture
+def packed(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function after which arguments that Python has to read raise."""
+    if comm.channel.node is None or not comm.channel.dispatch.usable:
+        pytest.skip("needs shared memory and compiled dispatch")
+
+    def begin() -> None:
+        monkeypatch.setattr(execute, "plain_arguments", refuse)
+        monkeypatch.setattr(execute, "run", refuse)
+
+    return begin
+
+
+@pytest.fixture(params=LENGTHS)
+def columns(request: pytest.FixtureRequest, comm: Intracomm) -> Iterator[tuple[Columns, Columns]]:
+    """One column, and one for each rank."""
+    made = Columns(request.param, 1), Columns(request.param, comm.size)
+    yield made
+    for each in made:
+        each.type.Free()
+
+
+def _every_call(comm: Intracomm, one: Columns, all_of_them: Columns, turn: int) -> None:
+    rank, size = comm.rank, comm.size
+    root, values = turn % size, np.arange(float(one.found.size)) + turn
+    everybodys = values + 10 * np.arange(size)[:, None]
+    result = np.empty(one.found.size)
+
+    one.found[...] = everybodys[rank]
+    comm.Bcast(one.spec(1), root)
+    one.check(everybodys[root : root + 1])
+
+    one.found[...] = everybodys[rank]
+    comm.Allreduce(MPI.IN_PLACE, one.spec(1))
+    one.check(everybodys.sum(0, keepdims=True))
+
+    one.found[...] = everybodys[rank]
+    comm.Allreduce(one.spec(1), result)
+    np.testing.assert_array_equal(result, everybodys.sum(0))
+
+    comm.Exscan(everybodys[rank], one.spec(1))  # rank 0 keeps what it has
+    one.check(everybodys[: max(rank, 1)].sum(0, keepdims=True))
+
+    one.found[...] = 0
+    one.matrix.flags.writeable = rank == root
+    comm.Reduce(everybodys[rank], one.spec(1), root=root)
+    one.matrix.flags.writeable = True
+    one.check([everybodys.sum(0) if rank == root else 0 * values])
+
+    all_of_them.found[...] = 0
+    comm.Gather(everybodys[rank], all_of_them.spec(1) if rank == root else None, root)
+    all_of_them.check(everybodys if rank == root else 0 * everybodys)
+
+    all_of_them.found[...] = 0
+    comm.Allgather(everybodys[rank], all_of_them.spec(1))
+    all_of_them.check(everybodys)
+
+    one.found[...] = 0
+    comm.Scatter(all_of_them.spec(1) if rank == root else None, one.spec(1), root)
+    one.check(everybodys[rank : rank + 1])
+
+    theirs = np.empty((size, values.size))
+    comm.Alltoall(all_of_them.spec(1), theirs)
+    np.testing.assert_array_equal(theirs, np.tile(everybodys[rank], (size, 1)))
+
+
+def test_every_collective(comm: Intracomm, columns: tuple[Columns, Columns]) -> None:
+    for turn in range(2 * comm.size + 1):
+        _every_call(comm, *columns, turn)
+
+
+def test_python_does_not_read_the_arguments(comm: Intracomm, packed: Callable[[], None]) -> None:
+    columns = Columns(5, 1), Columns(5, comm.size)
+    for turn in range(comm.size):
+        _every_call(comm, *columns, turn)
+    packed()
+    for turn in range(2 * comm.size):
+        _every_call(comm, *columns, turn)
+    for each in columns:
+        each.type.Free()
+
+
+def test_a_handle_that_is_used_again_means_another_datatype(comm: Intracomm) -> None:
+    array = np.arange(60.0)
+    for step in range(2, 12):
+        for _ in range(3):
+            column = MPI.DOUBLE.Create_vector(5, 1, step).Commit()
+            total = np.empty(5)
+            comm.Allreduce([array, 1, column], total)
+            np.testing.assert_array_equal(total, comm.size * array[: 5 * step : step])
+            comm.Allreduce([array, 1, column], total, MPI.MAX)
+            np.testing.assert_array_equal(total, array[: 5 * step : step])
+            column.Free()
+
+
+def test_ranks_with_other_datatypes_make_the_same_call(comm: Intracomm) -> None:
+    """Columns, rows and bytes of different structures; each rank changes its turn by turn."""
+    columns, total = Columns(6, 1), np.empty(6)
+    pair = MPI.DOUBLE.Create_contiguous(2).Commit()
+    for turn in range(12):
+        values = np.arange(6.0) + comm.rank
+        columns.found[...] = values
+        spec: Any = [columns.spec(1), [values, 3, pair], [values, MPI.DOUBLE]][(comm.rank + turn) % 3]
+        comm.Allreduce(spec, total)
+        np.testing.assert_array_equal(total, comm.size * np.arange(6.0) + sum(range(comm.size)))
+    columns.type.Free()
+    pair.Free()
+
+
+def test_memory_that_cannot_be_written_is_refused(comm: Intracomm) -> None:
+    columns = Columns(4, 1)
+    comm.Allreduce(np.ones(4), columns.spec(1))
+    columns.matrix.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        comm.Allreduce(np.ones(4), columns.spec(1))
+    columns.matrix.flags.writeable = True
+    comm.Allreduce(np.ones(4), columns.spec(1))
+    columns.check(np.full((1, 4), comm.size))
+    columns.type.Free()
