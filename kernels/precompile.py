@@ -50,6 +50,7 @@ _COLLECTIVES = (
     "driven_jobs",
     "exchange_methods",
     "executor",
+    "known_reductions",
     "method_trials",
     "nonblocking_calls",
     "object_calls",

@@ -75,9 +75,9 @@ def _number(typemap: Typemap, moved: bool) -> int:
         return -1
 
 
-def handle_word(datatype: MPI.Datatype) -> int:
-    """Return a datatype's handle as compiled code reads it: a word, or a half of one with its sign."""
-    handle, nbytes = int(datatype.handle), MPI._sizeof(MPI.Datatype)
+def handle_word(thing: MPI.Datatype | MPI.Op) -> int:
+    """Return a handle as compiled code reads it: a word, or a half of one with its sign."""
+    handle, nbytes = int(thing.handle), MPI._sizeof(thing)
     half = 1 << (8 * nbytes - 1)
     return (handle + half) % (2 * half) - half
 

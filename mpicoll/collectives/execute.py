@@ -8,7 +8,15 @@ from mpi4py import MPI
 
 from mpicoll.buffers.held_memory import held
 from mpicoll.buffers.reduction_ops import has_kernels
-from mpicoll.collectives import compiled_calls, gathered_reductions, on_shared_memory, plan_cache, select, validate
+from mpicoll.collectives import (
+    compiled_calls,
+    gathered_reductions,
+    known_reductions,
+    on_shared_memory,
+    plan_cache,
+    select,
+    validate,
+)
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, is_auto
 from mpicoll.collectives.interrupted_calls import refuse_if_running
 from mpicoll.collectives.message_requests import MessageRequest
@@ -19,6 +27,7 @@ from mpicoll.collectives.plain_arguments import plain_arguments
 from mpicoll.collectives.requests import PersistentRequest, Request
 from mpicoll.communicator.call_lock import Nested
 from mpicoll.kernels.dispatch import call
+from mpicoll.kernels.known_reductions import NOT_COMBINED
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER, WAITING
 from mpicoll.messages.call_agreement import NoSlotFree, settle
 
@@ -96,6 +105,8 @@ def go_on(
         return
     plain, has_root = None, type(root) is int and 0 <= root < scope.channel.size
     may_gather = status == OTHER and table != 0 and has_root and collective in gathered_reductions.COLLECTIVES
+    if may_gather and _reduce_known(scope, table, collective, sendbuf, recvbuf, op, root):
+        return
     if may_gather and not has_kernels(op) and _gather(scope, table, collective, sendbuf, recvbuf, op, root):
         return
     if table and has_root:
@@ -104,9 +115,9 @@ def go_on(
         if plain is not None:
             scope.channel.dispatch.begin_packing(scope.channel.node is None)
             status = call.run(table, _NUMBERS[collective], plain.sendbuf, plain.recvbuf, op, root)
-        elif may_gather and has_kernels(op) and _gather(scope, table, collective, sendbuf, recvbuf, op, root):
-            return
-        if plain is None or status == OTHER:
+        if status == OTHER:
+            if may_gather and has_kernels(op) and _gather(scope, table, collective, sendbuf, recvbuf, op, root):
+                return
             run(scope, collective, sendbuf, recvbuf, op, root, algorithm)
             return
     if plain is not None:
@@ -124,6 +135,28 @@ def _gather(scope: CallContext, table: int, collective: str, sendbuf: Any, recvb
         return False
     go_on(scope, 0, begun.status, None, "allgatherv", begun.own, begun.rows)
     begun.vectors.combine(begun.rows)
+    known_reductions.note(begun.vectors, sendbuf, recvbuf)
+    return True
+
+
+def _reduce_known(
+    scope: CallContext, table: int, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: int
+) -> bool:
+    """Make a reduction that no kernel executes, if compiled code knows it; return whether it has been made."""
+    known = scope.channel.known_reductions
+    status = OTHER if known is None else known.begin(table, collective, sendbuf, recvbuf, op, root)
+    if status == OTHER:
+        return False
+    if status not in (DONE, NOT_COMBINED):
+        kept = held(sendbuf), held(recvbuf)
+        try:
+            go_on(scope, 0, status, None, "allgatherv", *known.memory)
+            status = known.combine()
+        finally:
+            known.end()
+        del kept
+    if status == NOT_COMBINED:
+        raise known.error
     return True
 
 

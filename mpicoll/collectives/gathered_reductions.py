@@ -77,6 +77,14 @@ class Block:
             return False
         return address_of(self.memory) != address_of(other.memory)
 
+    def runs(self) -> list[tuple[int, int]]:
+        """Return offset and length of each run of an entry with gaps; an empty list for one without gaps."""
+        places = self._shape.places
+        if len(places) == self._shape.extent:
+            return []
+        pieces = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+        return [(int(piece[0]), len(piece)) for piece in pieces]
+
     def fill(self, row: np.ndarray) -> None:
         """Copy entries from a row of bytes; gaps in them are not written."""
         extent, places = self._shape.extent, self._shape.places
@@ -229,11 +237,17 @@ class Vectors:
         row[:end] = self.given.memory[:end]
         return row
 
+    @property
+    def last(self) -> int:
+        """Rank of the last entries that this rank's result has; -1 if it gets none."""
+        if self.result is None:
+            return -1
+        rank = self.channel.rank
+        return {"scan": rank, "exscan": rank - 1}.get(self.collective, self.channel.size - 1)
+
     def combine(self, rows: np.ndarray) -> None:
         """Combine the entries of all ranks, a row for each, which are overwritten, and copy the result to its place."""
-        count, datatype, last = self.given.count, self.given.datatype, len(rows) - 1
-        if self.collective in ("scan", "exscan"):
-            last = self.channel.rank - (self.collective == "exscan")
+        count, datatype, last = self.given.count, self.given.datatype, self.last
         if self.result is None or last < 0 or not count:
             return
         combined = rows[last]
@@ -314,11 +328,16 @@ def begin(
         return None
     own, size = vectors.own_row(), vectors.channel.size
     rows = np.empty((size, own.size), BYTE)
-    parts = _parts(size, own.size, mix_distinction(0, vectors.whole()))
+    parts = parts_of(vectors)
     status = dispatch.call.run(
         (table & -8) + dispatch.FOR_SHARED, ALLGATHER + dispatch.UNEVEN, own, rows, None, address_of(parts)
     )
     return None if status == OTHER else Begun(status, own, rows, parts, vectors)
+
+
+def parts_of(vectors: Vectors) -> np.ndarray:
+    """Return the words of parts for compiled code."""
+    return _parts(vectors.channel.size, vectors.given.nbytes, mix_distinction(0, vectors.whole()))
 
 
 @lru_cache(maxsize=256)

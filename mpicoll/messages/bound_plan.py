@@ -83,6 +83,7 @@ class Functions(NamedTuple):
     startall: int
     testall: int
     isend: int
+    reduce_local: int
 
 
 def _row(what: int, **operands: int) -> list[int]:
@@ -333,7 +334,7 @@ def functions() -> Functions | None:
         return None
     try:
         library = ctypes.PyDLL(MPI.__file__)  # finds what mpi4py itself is linked to
-        names = ("MPI_Startall", "MPI_Testall", "MPI_Isend")
+        names = ("MPI_Startall", "MPI_Testall", "MPI_Isend", "MPI_Reduce_local")
         return Functions(*(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names))
     except (OSError, AttributeError):
         return None

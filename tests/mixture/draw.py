@@ -18,7 +18,7 @@ LONGEST = 1_500_000
 NARROW_COUNT = 40_000
 _SHIFT = 1 << 12
 _WIDE_DTYPES = tuple(map(np.dtype, ("float64", "float32", "int64", "int32")))
-_NARROW_DTYPES = tuple(map(np.dtype, ("int8", "uint16", "float16", "complex128")))
+_NARROW_DTYPES = tuple(map(np.dtype, ("int8", "uint16", "float16", "complex128", "longdouble")))
 _WIDE_OPS, _NARROW_OPS = ("SUM", "MAX", "MIN", "LEFT"), ("SUM", "PROD")
 LEFT_DTYPES = tuple(map(np.dtype, ("float64", "int32")))
 """Every rank compiles its operations itself, which takes a second for each of these."""

@@ -60,6 +60,12 @@ class Call:
         operation, dtype = self.operation, self.operation.dtype
         if count == 0 and operation.collective in draw.MOVING_UNEQUAL_PARTS:
             dtype = own.choice(draw.ANY_DTYPES)
+        if (
+            dtype == np.longdouble
+            and operation.collective in draw.REDUCING
+            and kind in ("strided", "misaligned", "datatype")
+        ):
+            kind = "own"  # the MPI library reduces these elements, and knows no other memory
         if kind != "datatype":
             return Memory(self.comm, kind, count, dtype)
         if not 0 < count <= MOST_SCATTERED or dtype == np.float16:  # of which MPI has no datatype

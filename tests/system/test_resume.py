@@ -22,9 +22,9 @@ from tests.system.test_train_cli import launch as start_and_wait
 KILLS = int(os.environ.get("MPICOLL_TEST_KILLS", "2"))
 """How often a rank is killed, each time in another run."""
 OPTIONS = {
-    "momentum of each rank": "--steps 400 --batch 20 --compression topk:0.05",
-    "plain": "--steps 400 --batch 20",
-    "accumulation and clipping": "--steps 300 --batch 10 --accumulate 2 --clip 1.0",
+    "momentum of each rank": "--steps 200 --batch 20 --compression topk:0.05",
+    "plain": "--steps 200 --batch 20",
+    "accumulation and clipping": "--steps 200 --batch 10 --accumulate 2 --clip 1.0",
 }
 
 

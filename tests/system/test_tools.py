@@ -284,7 +284,7 @@ def test_what_could_not_be_written_is_not_measured(line: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("options", extent.first(1, [("--in-place", "--thread-level", "funneled"), ()]))
 def test_the_benchmark_counts_no_wrong_elements(options: tuple[str, ...], tmp_path: Path) -> None:
-    sizes = ("--sizes", "8", "300K", "1M", "--seconds", "0.02", "--ranks", "2", "--launches", "2")
+    sizes = ("--sizes", "8", "300K", "--seconds", "0.02", "--ranks", "2", "--launches", "2")
     files = ("--output", str(tmp_path), "--csv", str(tmp_path / "all.csv"))
     done = run(0, "-m", "bench.collectives", "--collective", "allreduce", *sizes, *files, *options)
     assert done.returncode == 0, done.stderr
@@ -310,7 +310,7 @@ def test_wrong_results_are_a_failure(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_knows_the_other_collectives() -> None:
-    options = ("--sizes", "100", "40K", "--seconds", "0.02", "--ranks", "3", "--calls", "back-to-back")
+    options = ("--sizes", "40K", "--seconds", "0.01", "--ranks", "3", "--calls", "back-to-back")
     done = run(0, "-m", "bench.collectives", *options)
     assert done.returncode == 0, done.stderr
     for collective in ("reduce", "bcast", "reduce_scatter", "allgather"):
