@@ -6,8 +6,9 @@ each collective and length whether it is done on shared memory; otherwise the ca
 was made before (see `call_cache`).
 
 Only the plain case is taken here: whole aligned contiguous arrays of native byte order, alone or with their datatype as
-``[array, MPI.DOUBLE]``, and predefined operations. For anything else `call` returns OTHER and has touched nothing; the
-caller takes the general path, which knows every case and every error message.
+``[array, MPI.DOUBLE]``, entries of datatypes that are known (see `packed_views`), and predefined operations. For
+anything else `call` returns OTHER and has touched nothing of the caller's, who takes the general path: it knows every
+case and every error message.
 """
 
 from .atomics import load, release_interpreter, store, take_interpreter
@@ -33,7 +34,6 @@ from .dispatch_table import (
     NUMBER,
     OP_IDS,
     OPS,
-    PACKING,
     REDUCERS,
     TRIED,
     count_of,
@@ -80,7 +80,7 @@ from .operation_words import (
     offsets_word,
     put,
 )
-from .packed_views import end_packed, forget_packed
+from .packed_views import begin_packed, end_packed
 from .python_interface import forget_error, int_object
 
 FOR_SHARED, FOR_SINGLE_COPY = 1, 2
@@ -279,9 +279,8 @@ def _make_packed_call(table, collective, send, recv, op, root):
     """
     own = table - (table & 7)
     job = get(own, JOB)
-    if get(own, PACKING) == 0 or not is_open(own, job):
+    if not is_open(own, job) or not begin_packed(own):
         return OTHER
-    forget_packed(own)
     if collective < UNEVEN:
         send, recv = packed_arguments(own, get(job, SIZE), collective, send, recv, get(job, RANK) == root)
     return end_packed(own, _make(own, job, recognize(table, True, job, collective, send, recv, op, root)))
@@ -300,7 +299,8 @@ def call(module, arguments, count):
     """Make a blocking call, or begin it; return a status.
 
     DONE: the result is there. OTHER: nothing has happened. Others: the call has begun and has its number; see
-    `executor.advance`. If the table's word RUNNING is not 0, it is made by messages.
+    `executor.advance`, and `packed_views.PACKED`, which may be added. If the table's word RUNNING is not 0, it is by
+    messages.
 
     Parameters
     ----------

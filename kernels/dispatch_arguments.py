@@ -29,14 +29,13 @@ from .operation_words import (
     REDUCE,
     REDUCE_SCATTER,
     REDUCES,
-    SCAN,
     SCATTER,
     SEND,
     SIZE,
     get,
     put,
 )
-from .packed_views import forget_packed, packed_in
+from .packed_views import keep_places, packed_in
 from .reduce import DTYPES as ELEMENT_TYPES
 
 BYTE = ELEMENT_TYPES.index(np.dtype(np.uint8))
@@ -62,16 +61,19 @@ def _blocks(collective, size):
 
 @helper
 def packed_arguments(table, size, collective, send, recv, is_root):
-    """Return entries of derived datatypes among the arguments as `packed_in` does, and other arguments as they are."""
+    """Return entries of derived datatypes among the arguments as `packed_in` does, and other arguments as they are.
+
+    Rank 0 counts as the root of collectives that have none.
+    """
     send_blocks, recv_blocks = _blocks(collective, size)
     reduces = int(collective in REDUCES)
-    stays = collective in (BCAST, SCAN, EXSCAN) or send == get(table, IN_PLACE)  # recvbuf, in part
+    is_read = (collective == BCAST and is_root) or send == get(table, IN_PLACE)
     if collective != BCAST and (is_root or collective != SCATTER):  # elsewhere sendbuf does not count
         send = packed_in(table, send, 0, send_blocks, reduces, True)
     if is_root or collective not in (REDUCE, GATHER):
-        recv = packed_in(table, recv, 1, recv_blocks, reduces, stays)
-    if is_root and collective == BCAST:
-        forget_packed(table)  # it is only read
+        recv = packed_in(table, recv, 1, recv_blocks, reduces, is_read)
+    if is_root and collective in (BCAST, EXSCAN):
+        keep_places(table)
     return send, recv
 
 

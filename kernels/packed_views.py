@@ -4,9 +4,9 @@
 
     [array, column], [array, 2, block]    a view of a packed copy of the entries; of the array, if there are no gaps
 
-A derived datatype is known by its handle. Python enters its layout the first time, and removes it when the datatype is
-freed. Room for packed copies comes with the first call of a communicator that has such an argument. After the call
-`unpack` copies the elements of a result to their places.
+A derived datatype is known by its handle. Python enters its layout the first time, and the MPI library calls
+`forget_type` when it is freed. Room for packed copies comes with the first call of a communicator whose arguments
+Python prepares. After the call the elements of a result are copied to their places.
 """
 
 from .atomics import load, load_int32, store
@@ -17,7 +17,6 @@ from .dispatch_table import (
     DTYPE_IDS,
     HEADER,
     ITEMSIZES,
-    NUMBER,
     PACKING,
     READABLE,
     count_of,
@@ -27,6 +26,7 @@ from .dispatch_table import (
     is_plain,
     number_of_dtype,
 )
+from .object_kernels import takes_objects
 from .operation_words import DONE, OTHER, get
 from .strided_copy import (
     ADDRESS,
@@ -51,11 +51,12 @@ calls are made by messages: up to that length a plan serves all buffers."""
     TYPES,  # address of the table of known types
     DATATYPE_TYPE,  # id(MPI.Datatype)
     HANDLE_NBYTES,  # bytes of a handle, 4 or 8
-    PENDING,  # number of the call whose result is in the packed copy, until it is unpacked; 0: none
+    IN_USE,  # 1 from packing to the end of the call
+    PENDING,  # 1 if the call has a result that has to be unpacked
     BASE,  # to which the layout of the result is relative
     LONGEST_COPY,  # bytes of the longest packed copy
     _LAYOUTS,  # layout of the entries of sendbuf, of recvbuf, and of a packed copy
-) = range(7)
+) = range(8)
 _FLAT = _LAYOUTS + 2 * LAYOUT_WORDS
 _CURSORS = _FLAT + LAYOUT_WORDS
 COPIES = _CURSORS + CURSORS
@@ -68,8 +69,9 @@ COPIES = _CURSORS + CURSORS
     HIGH,
     MOVED,  # number of the element type if elements are only moved, and if they are reduced; -1: none
     REDUCED,
+    USED,  # 1 if a call has found it here
     TYPE_LAYOUT,  # of one entry; its NBYTES are 0 where there is no type
-) = range(7)
+) = range(8)
 TYPE_WORDS = TYPE_LAYOUT + LAYOUT_WORDS
 TYPES_LENGTH = 64
 MOST_TYPE_DIMENSIONS = MAX_DIMENSIONS - 1
@@ -78,6 +80,8 @@ MOST_BYTES = 1 << 31
 """Bound of extents and counts that compiled code takes: their products must not overflow."""
 MOVES = 0
 REDUCES = 1
+PACKED = 256
+"""Added to the status of a call that goes on and has the room for packed copies, which Python gives back after it."""
 
 
 @helper
@@ -170,7 +174,7 @@ def _packed_view(table, packing, row, place, base, count, dtype, flags, is_read)
         _copy(packing, layout, base, packed, True)
     if place == 1:
         store(packing + 8 * BASE, base)
-        store(packing + 8 * PENDING, get(table, NUMBER) + 1)
+        store(packing + 8 * PENDING, 1)
     return view_of(table, place, packed, get(table, DTYPE_IDS + dtype), elements, flags)
 
 
@@ -185,7 +189,7 @@ def packed_in(table, thing, place, blocks, reduces, is_read):
     reduces : int
         MOVES or REDUCES.
     is_read : bool
-        Whether the elements are packed. Others are all overwritten by the call.
+        Whether the elements are packed. The call must overwrite all those that are not.
     """
     number, items = items_of(table, thing) if thing != 0 else (0, 0)
     if not 2 <= number <= 3:
@@ -197,6 +201,7 @@ def packed_in(table, thing, place, blocks, reduces, is_read):
     dtype = load(row + 8 * (MOVED + reduces)) if row != 0 else -1
     if dtype < 0:
         return thing
+    store(row + 8 * USED, 1)
     nbytes = count_of(table, array) * get(table, ITEMSIZES + number_of_dtype(table, array))
     count = _number_of_entries(table, row, items, number, blocks, nbytes)
     if count < 0:
@@ -207,35 +212,56 @@ def packed_in(table, thing, place, blocks, reduces, is_read):
 
 
 @helper
-def forget_packed(table):
-    """Mark no result as being in a packed copy; for a table with room for them."""
+def begin_packed(table):
+    """Take the room for packed copies; return False if there is none, or another call uses it."""
+    packing = get(table, PACKING)
+    if packing == 0 or load(packing + 8 * IN_USE) != 0:
+        return False
+    store(packing + 8 * IN_USE, 1)
+    store(packing + 8 * PENDING, 0)
+    return True
+
+
+@helper
+def keep_places(table):
+    """Leave the places of the result as they are, since the call does not write it."""
     store(get(table, PACKING) + 8 * PENDING, 0)
 
 
 @helper
-def unpack(table):
-    """Copy the result of the last call from the packed copy to its places, if it is there; see `forget_packed`."""
-    packing = get(table, PACKING)
-    if load(packing + 8 * PENDING) == get(table, NUMBER):
-        layout, packed = (
-            packing + 8 * (_LAYOUTS + LAYOUT_WORDS),
-            packing + 8 * COPIES + load(packing + 8 * LONGEST_COPY),
-        )
-        _copy(packing, layout, load(packing + 8 * BASE), packed, False)
-        store(packing + 8 * PENDING, 0)
+def _unpack(packing):
+    """Copy the result, if there is one, from the packed copy to its places, and give the room back."""
+    if load(packing + 8 * PENDING) != 0:
+        layout, longest = packing + 8 * (_LAYOUTS + LAYOUT_WORDS), load(packing + 8 * LONGEST_COPY)
+        _copy(packing, layout, load(packing + 8 * BASE), packing + 8 * COPIES + longest, False)
+    store(packing + 8 * IN_USE, 0)
 
 
 @helper
 def end_packed(table, status):
-    """Unpack the result of a call that has ended, forget that of one that has not been made; return the status."""
+    """Unpack the result of a call that has ended; return the status, plus PACKED if it goes on and keeps the room."""
+    packing = get(table, PACKING)
     if status == DONE:
-        unpack(table)
+        _unpack(packing)
     elif status == OTHER:
-        forget_packed(table)
+        store(packing + 8 * IN_USE, 0)
+    else:
+        status += PACKED
     return status
 
 
 @short_kernel("int64")
-def unpack_later(table):
+def unpack_later(packing):
     """Unpack the result of a call that Python has completed."""
-    unpack(table)
+    if load(packing + 8 * IN_USE) != 0:
+        _unpack(packing)
+
+
+@takes_objects("object", "object", "int64")
+def forget_type(datatype, keyval, row):
+    """Remove the type of a row: a function that the MPI library calls when the datatype is freed.
+
+    It is compiled, so that no signal handler can keep it from doing so.
+    """
+    store(row + 8 * (TYPE_LAYOUT + NBYTES), 0)
+    return 0

@@ -7,6 +7,7 @@ when it is freed, since the MPI library gives its handle to another datatype the
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 from mpi4py import MPI
@@ -21,50 +22,54 @@ from mpicoll.kernels.reduce import DTYPES
 
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 _rows = np.zeros((words.TYPES_LENGTH, words.TYPE_WORDS), np.int64)
-_known: dict[int, int] = {}
-"""Handle -> row."""
+_LENGTH = words.TYPE_LAYOUT + strided_copy.NBYTES
+_noted = itertools.count()
+_PATIENCE = 64
+"""Datatypes that are entered without being used."""
+_left = _PATIENCE
 
 
 def note(datatype: MPI.Datatype, typemap: Typemap) -> None:
-    """Enter a datatype, in place of another one if need be; not those that only Python can unfold."""
-    handle = datatype.handle
-    if handle in _known:
+    """Enter a datatype, in place of another one if need be; not those that only Python can unfold.
+
+    If a program frees most of its datatypes before they are used again, few of them are entered.
+    """
+    global _left
+    turn = next(_noted)
+    if _left <= 0 and turn % _PATIENCE:
+        return
+    word = handle_word(datatype)
+    first = words.type_entry(word)
+    places = (first, first + 1)
+    if any(_rows[place, words.HANDLE] == word and _rows[place, _LENGTH] for place in places):
         return
     row = _row_of(datatype, typemap)
     if row is None:
         return
-    first = words.type_entry(handle_word(datatype))
-    free = [place for place in (first, first + 1) if not _rows[place, words.TYPE_LAYOUT + strided_copy.NBYTES]]
-    place = free[0] if free else first + len(_known) % 2
-    for other in [known for known, there in _known.items() if there == place]:
-        del _known[other]
+    place = next((place for place in places if not _rows[place, _LENGTH]), first + turn % 2)
+    _left = _PATIENCE if _rows[place, words.USED] else _left - 1
+    # An exception of a signal handler may come between any two of these.
+    _rows[place, _LENGTH] = 0
     if not datatype.is_predefined:
-        datatype.Set_attr(_keyval(), handle)
+        datatype.Set_attr(_keyval(), _rows[place].ctypes.data)
     _rows[place] = row
-    _known[handle] = place
 
 
 @functools.cache
 def _keyval() -> int:
-    """Return the key of an attribute by which the MPI library tells when a datatype is freed."""
-    return MPI.Datatype.Create_keyval(delete_fn=_forget)
-
-
-def _forget(datatype: MPI.Datatype, keyval: int, handle: int) -> None:
-    place = _known.pop(handle, None)
-    if place is not None:
-        _rows[place] = 0
+    """Return the key of an attribute whose value is the address of a row, which is emptied when a datatype is freed."""
+    return MPI.Datatype.Create_keyval(delete_fn=words.forget_type.run)
 
 
 def _row_of(datatype: MPI.Datatype, typemap: Typemap) -> list[int] | None:
     runs, extent = typemap.strided, typemap.extent
     if runs is None or not typemap.nbytes or len(runs.shape) > words.MOST_TYPE_DIMENSIONS:
         return None
-    if max(abs(extent), *map(abs, typemap.reach)) >= words.MOST_BYTES:
+    if max(abs(extent), typemap.nbytes, *map(abs, typemap.reach)) >= words.MOST_BYTES:
         return None
     rest = [0] * (strided_copy.MAX_DIMENSIONS - len(runs.shape))
     layout = [runs.offset, typemap.nbytes, runs.nbytes, len(runs.shape), *runs.shape, *rest, *runs.strides, *rest]
-    return [handle_word(datatype), extent, *typemap.reach, _number(typemap, True), _number(typemap, False), *layout]
+    return [handle_word(datatype), extent, *typemap.reach, _number(typemap, True), _number(typemap, False), 0, *layout]
 
 
 def _number(typemap: Typemap, moved: bool) -> int:
@@ -77,8 +82,7 @@ def _number(typemap: Typemap, moved: bool) -> int:
 
 def handle_word(thing: MPI.Datatype | MPI.Op) -> int:
     """Return a handle as compiled code reads it: a word, or a half of one with its sign."""
-    handle, nbytes = int(thing.handle), MPI._sizeof(thing)
-    half = 1 << (8 * nbytes - 1)
+    handle, half = int(thing.handle), 1 << (8 * MPI._sizeof(thing) - 1)
     return (handle + half) % (2 * half) - half
 
 

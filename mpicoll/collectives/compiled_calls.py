@@ -49,7 +49,10 @@ def _describe(task: CheckedOperation, plan: Plan) -> CompiledCall | None:
     op = 0 if task.reducer is None else op_number(task.op_name, task.dtype, task.reducer)
     plain = task.compression is None and not task.uneven and len(set(task.counts or ())) <= 1
     plain &= all(box is None or box.nbytes <= AT_ONCE_NBYTES for box in (plan.inbox, plan.outbox))
-    if not plain or dtype is None or op is None or not (whole(task.given) and whole(task.result)):
+    if not plain or dtype is None or op is None:
+        return None
+    ends = ((task.given, plan.inbox), (task.result, plan.outbox))
+    if not all(whole(part) or (task.nbytes <= STAGED_NBYTES and box is not None) for part, box in ends):
         return None
     send, recv = (0 if part is None else part.address(task.carrier) for part in (task.given, task.result))
     if task.collective == "bcast":

@@ -29,6 +29,7 @@ from mpicoll.communicator.call_lock import Nested
 from mpicoll.kernels.dispatch import call
 from mpicoll.kernels.known_reductions import NOT_COMBINED
 from mpicoll.kernels.operation_words import COLLECTIVES, DONE, OTHER, REDUCE_SCATTER, WAITING
+from mpicoll.kernels.packed_views import PACKED
 from mpicoll.messages.call_agreement import NoSlotFree, settle
 
 _NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)} | {"reduce_scatter_block": REDUCE_SCATTER}
@@ -87,22 +88,26 @@ def go_on(
     op: AnyOp = MPI.SUM,
     root: Any = 0,
 ) -> None:
-    """Complete a call for which :func:`mpicoll.kernels.dispatch.call` returned `status`.
+    """Complete a call for which :func:`mpicoll.kernels.dispatch.call` returned `status`, which may be DONE.
 
     Parameters
     ----------
     table
         With which it was called; 0 if it was not.
     """
+    if status >= PACKED:
+        _complete_packed(scope, table, status - PACKED, algorithm, collective, sendbuf, recvbuf, op, root)
+        return
     if status != OTHER and not scope.channel.dispatch.running:
         kept = held(sendbuf), held(recvbuf)
         if status == WAITING:
             status = on_shared_memory.go_on(scope.channel)
         if status != DONE:
             complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
-        scope.channel.dispatch.unpack()
         del kept
         return
+    if status != OTHER:
+        root = int(root)  # compiled code has accepted it
     plain, has_root = None, type(root) is int and 0 <= root < scope.channel.size
     may_gather = status == OTHER and table != 0 and has_root and collective in gathered_reductions.COLLECTIVES
     if may_gather and _reduce_known(scope, table, collective, sendbuf, recvbuf, op, root):
@@ -126,6 +131,19 @@ def go_on(
         complete(scope, status, CallArguments(collective, sendbuf, recvbuf, op, root))
     if plain is not None:
         plain.unpack()
+
+
+def _complete_packed(scope: CallContext, table: int, status: int, *call: Any) -> None:
+    """Complete a call whose arguments compiled code has packed; see :func:`go_on`."""
+    dispatch = scope.channel.dispatch
+    if dispatch.running:
+        dispatch.forget_packed()  # its result comes through memory of the plan
+    try:
+        go_on(scope, table, status, *call)
+    except BaseException:
+        dispatch.forget_packed()
+        raise
+    dispatch.unpack()
 
 
 def _gather(scope: CallContext, table: int, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: int) -> bool:

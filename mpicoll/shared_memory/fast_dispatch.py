@@ -163,19 +163,22 @@ class FastDispatch:
 
     def begin_packing(self, by_messages: bool) -> None:
         """Let compiled code pack and unpack entries of derived datatypes."""
-        if self._room is None and self.usable and self._words[dispatch_table.LIST_TYPE]:
-            self._room = room_for_copies(dispatch_table.STAGED_NBYTES if by_messages else packed_views.PACKED_NBYTES)
-            self._words[dispatch_table.PACKING] = 0 if self._room is None else self._room.ctypes.data
+        if self._room is not None or not self.usable or not self._words[dispatch_table.LIST_TYPE]:
+            return
+        room = room_for_copies(dispatch_table.STAGED_NBYTES if by_messages else packed_views.PACKED_NBYTES)
+        if room is not None and self._room is None:
+            self._room = room
+            self._words[dispatch_table.PACKING] = room.ctypes.data
 
     def unpack(self) -> None:
-        """Copy the result of the last call to its places, if compiled code has received it in a packed copy."""
-        if self._room is not None:
-            packed_views.unpack_later.run(self.address)
+        """Copy the result of the call that has packed its arguments to its places, unless it was forgotten."""
+        assert self._room is not None
+        packed_views.unpack_later.run(self._room.ctypes.data)
 
     def forget_packed(self) -> None:
-        """Forget such a result, since the call is made in another way."""
+        """Forget the packed copies of a call, which has failed or is made in another way."""
         if self._room is not None:
-            self._room[packed_views.PENDING] = 0
+            self._room[packed_views.IN_USE] = 0
 
     @property
     def is_at_work(self) -> bool:

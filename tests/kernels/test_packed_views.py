@@ -14,8 +14,10 @@ from mpicoll import Intracomm
 from mpicoll.buffers import known_types
 from mpicoll.buffers.flat_buffer import view_at
 from mpicoll.buffers.plain_specs import Apart, array_of
+from mpicoll.buffers.typemap import typemap_of
 from mpicoll.kernels import dispatch_table, packed_views
 from mpicoll.kernels.decorators import DISABLED, uncached_kernel
+from mpicoll.kernels.operation_words import DONE
 from mpicoll.kernels.reduce import DTYPES
 from mpicoll.shared_memory.fast_dispatch import FastDispatch
 from tests import layouts
@@ -25,6 +27,8 @@ pytestmark = pytest.mark.skipif(DISABLED, reason="there is no machine code witho
 
 @uncached_kernel
 def read(table: int, thing: int, place: int, blocks: int, reduces: int, is_read: bool, out: np.ndarray) -> bool:
+    if not packed_views.begin_packed(table):
+        return False
     found = packed_views.packed_in(table, thing, place, blocks, reduces, is_read)
     if found == thing:
         return False
@@ -36,8 +40,7 @@ def read(table: int, thing: int, place: int, blocks: int, reduces: int, is_read:
 
 @uncached_kernel
 def unpack(table: int) -> None:
-    dispatch_table.store(table + 8 * dispatch_table.NUMBER, dispatch_table.get(table, dispatch_table.NUMBER) + 1)
-    packed_views.unpack(table)
+    packed_views.end_packed(table, DONE)
 
 
 @pytest.fixture
@@ -54,6 +57,7 @@ def packed(
 ) -> Any:
     """Return the elements that compiled code sees, in its memory; None if it leaves the specification to Python."""
     out = np.zeros(4, np.int64)
+    dispatch.forget_packed()
     if not read(dispatch.address, id(spec), place, blocks, int(not moved), is_read, out):
         return None
     found = view_at(int(out[0]), int(out[1]) * DTYPES[out[2]].itemsize, np.dtype(np.uint8)).view(DTYPES[out[2]])
@@ -171,21 +175,40 @@ def test_elements_of_several_types_are_moved_as_bytes_and_not_reduced(dispatch: 
     mixed.Free()
 
 
-def test_only_the_result_of_the_last_call_is_unpacked(dispatch: FastDispatch) -> None:
+def test_what_is_forgotten_or_only_read_is_not_unpacked(dispatch: FastDispatch) -> None:
     array, column = np.zeros(12), MPI.DOUBLE.Create_vector(4, 1, 3).Commit()
     as_python_reads([array, 1, column])
     packed(dispatch, [array, 1, column])[...] = 7
     dispatch.forget_packed()
-    unpack(dispatch.address)
-    assert not array.any()
-    packed(dispatch, [array, 1, column])[...] = 7
-    dispatch.count()  # a call of the general path
-    unpack(dispatch.address)
+    dispatch.unpack()
     assert not array.any()
     packed(dispatch, [array, 1, column], place=0)[...] = 7
     unpack(dispatch.address)
     assert not array.any()
+    packed(dispatch, [array, 1, column])[...] = 7
+    dispatch.unpack()
+    assert array.sum() == 28
     column.Free()
+
+
+def test_a_call_inside_another_one_does_not_use_its_copies(dispatch: FastDispatch) -> None:
+    array, column, out = np.zeros(12), MPI.DOUBLE.Create_vector(4, 1, 3).Commit(), np.zeros(4, np.int64)
+    as_python_reads([array, 1, column])
+    packed(dispatch, [array, 1, column])[...] = 7
+    assert not read(dispatch.address, id([array, 1, column]), 1, 1, 0, True, out)
+    unpack(dispatch.address)
+    assert array.sum() == 28
+    assert packed(dispatch, [array, 1, column]) is not None
+    column.Free()
+
+
+def test_entries_whose_bytes_could_overflow_are_left_to_python(dispatch: FastDispatch) -> None:
+    array, inner = np.zeros(4), MPI.DOUBLE.Create_hvector(1 << 30, 1, 0)
+    many = inner.Create_resized(0, 0).Commit()
+    known_types.note(many, typemap_of(many))
+    assert packed(dispatch, [array, 1 << 30, many]) is None
+    inner.Free()
+    many.Free()
 
 
 def test_handles_are_read_as_compiled_code_reads_them() -> None:

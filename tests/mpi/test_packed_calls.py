@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.collectives import execute
-from tests.mpi.conftest import refuse
+from tests.mpi.conftest import TIMEOUT, WORLD, refuse
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -161,4 +162,46 @@ def test_memory_that_cannot_be_written_is_refused(comm: Intracomm) -> None:
     columns.matrix.flags.writeable = True
     comm.Allreduce(np.ones(4), columns.spec(1))
     columns.check(np.full((1, 4), comm.size))
+    columns.type.Free()
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Intracomm]:
+    """A communicator whose ranks are on nodes of their own."""
+    monkeypatch.setenv("MPICOLL_NODE", "off")
+    plain = WORLD.Dup()
+    yield Intracomm(plain, timeout=TIMEOUT)
+    plain.Free()
+
+
+def test_calls_by_messages_are_known_too(apart: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need not have been made with arrays before."""
+    columns = Columns(40, 1), Columns(40, apart.size)
+    for turn in range(apart.size):
+        for _ in range(3):
+            _every_call(apart, *columns, turn)
+    monkeypatch.setattr(execute, "run", refuse)
+    for _ in range(3):
+        one = columns[0]
+        one.found[...] = apart.rank
+        apart.Bcast(one.spec(1), 1)
+        one.check(np.full((1, 40), 1))
+        apart.Allreduce(MPI.IN_PLACE, one.spec(1))
+        one.check(np.full((1, 40), apart.size))
+    for each in columns:
+        each.type.Free()
+
+
+@pytest.mark.parametrize("root", [np.int64(1), True], ids=["int64", "bool"])
+@pytest.mark.parametrize("where", ["node", "apart"])
+def test_a_root_that_is_no_int_and_comes_late(comm: Intracomm, apart: Intracomm, root: Any, where: str) -> None:
+    used, columns = comm if where == "node" else apart, Columns(40, 1)
+    for turn in range(6):
+        columns.found[...] = used.rank
+        used.Bcast(columns.spec(1), 1)
+        columns.found[...] = used.rank + turn
+        if used.rank == 1:
+            time.sleep(0.02)
+        used.Bcast(columns.spec(1), root)
+        columns.check(np.full((1, 40), 1 + turn))
     columns.type.Free()
