@@ -4,7 +4,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from . import atomics, known_reductions, messages, python_interface
+from . import atomics, messages, python_interface
 from .intrinsics import implement
 
 _WORD, _INT = ir.IntType(64), ir.IntType(32)
@@ -121,7 +121,7 @@ def _isend(typingctx, function, memory, nbytes, datatype, peer, tag, comm, reque
     return types.int64(*[types.int64] * 8), generate
 
 
-@implement(known_reductions.reduce_local)
+@implement(messages.reduce_local)
 def _reduce_local(typingctx, function, source, target, count, datatype, op):
     def generate(context, builder, signature, arguments):
         function, source, target, count, *handles = arguments

@@ -7,7 +7,7 @@ ranks. A later call copies its vector there, gathers those of the others, and ha
 
 from .atomics import copy, load, load_int32, store
 from .builtin_objects import items_of
-from .decorators import helper, primitive, short_kernel
+from .decorators import helper, short_kernel
 from .dispatch import FOR_SHARED, UNEVEN, is_open, make_call
 from .dispatch_table import (
     HEADER,
@@ -21,6 +21,7 @@ from .dispatch_table import (
     is_in_c_order,
     is_plain,
 )
+from .messages import reduce_local
 from .object_kernels import takes_objects
 from .operation_words import ALLGATHER, DONE, OTHER, get
 
@@ -65,11 +66,6 @@ MOST_RUNS = 2
 ) = range(23)
 ROW_WORDS = FIRST_RUN + 2 * MOST_RUNS
 TABLE_WORDS = FIRST_ROW + ROWS * ROW_WORDS
-
-
-@primitive
-def reduce_local(function, source, target, count, datatype, op):
-    """Call MPI_Reduce_local by its address; return its error code."""
 
 
 @helper

@@ -62,6 +62,11 @@ def isend(function, memory, nbytes, datatype, peer, tag, comm, request):
 
 
 @primitive
+def reduce_local(function, source, target, count, datatype, op):
+    """Call MPI_Reduce_local by its address; return its error code."""
+
+
+@primitive
 def call_encoder(function, x, count, out, nbytes, settings, length, keys, first):
     """Call a codec's encoder by its address, on memory given by address; return what it does, -1 if it raised."""
 

@@ -11,7 +11,7 @@ from mpicoll.buffers.reduction_ops import has_kernels
 from mpicoll.collectives import (
     compiled_calls,
     gathered_reductions,
-    known_reductions,
+    kept_reductions,
     on_shared_memory,
     plan_cache,
     select,
@@ -153,7 +153,7 @@ def _gather(scope: CallContext, table: int, collective: str, sendbuf: Any, recvb
         return False
     go_on(scope, 0, begun.status, None, "allgatherv", begun.own, begun.rows)
     begun.vectors.combine(begun.rows)
-    known_reductions.note(begun.vectors, sendbuf, recvbuf)
+    kept_reductions.note(begun.vectors, sendbuf, recvbuf)
     return True
 
 

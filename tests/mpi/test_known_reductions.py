@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.collectives import execute, gathered_reductions, known_reductions
+from mpicoll.collectives import execute, gathered_reductions, kept_reductions
 from mpicoll.errors import MismatchError, MpicollError
 from tests.mpi.conftest import refuse
 
@@ -215,9 +215,9 @@ def test_an_error_of_the_library_is_raised(comm: Intracomm, known: Callable[[], 
     for _ in range(3):
         comm.Allreduce(x, y)
     table = comm.channel.known_reductions
-    assert isinstance(table, known_reductions.KnownReductions)
-    table._rows[:, known_reductions.words.TYPE_HANDLE] = known_reductions.handle_word(MPI.DOUBLE_INT)
+    assert isinstance(table, kept_reductions.KnownReductions)
+    table._rows[:, kept_reductions.words.TYPE_HANDLE] = kept_reductions.handle_word(MPI.DOUBLE_INT)
     with pytest.raises(MPI.Exception, match=r"(?i)op"):  # no sums of pairs
         comm.Allreduce(x, y)
-    assert not table._words[known_reductions.words.IN_USE]
+    assert not table._words[kept_reductions.words.IN_USE]
     comm.Barrier()

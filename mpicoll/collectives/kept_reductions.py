@@ -25,7 +25,7 @@ _NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)}
 
 
 class _Kept(NamedTuple):
-    """What a row refers to by address."""
+    """Objects and memory whose addresses stand in a row."""
 
     objects: tuple[Any, ...]
     own: np.ndarray
