@@ -60,7 +60,7 @@ if not config.DISABLE_JIT:
     @uncached_kernel
     def recognize(table: int, job: int, collective: int, send: int, recv: int, op: int, root: int) -> int:
         """Return what `kernels.calls` makes of a blocking call."""
-        return dispatch._recognize(table, True, job, collective, send, recv, op, root)
+        return dispatch.recognize(table, True, job, collective, send, recv, op, root)
 
 
 class Communicator(BlockingCollectives):
