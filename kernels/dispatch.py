@@ -299,7 +299,7 @@ def call(module, arguments, count):
     """Make a blocking call, or begin it; return a status.
 
     DONE: the result is there. OTHER: nothing has happened. Others: the call has begun and has its number; see
-    `executor.advance`, and `packed_views.PACKED`, which may be added. If the table's word RUNNING is not 0, it is by
+    `executor.advance`. PACKED of `packed_views` may be added. If the table's word RUNNING is not 0, the call is made by
     messages.
 
     Parameters

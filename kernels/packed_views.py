@@ -78,8 +78,6 @@ MOST_TYPE_DIMENSIONS = MAX_DIMENSIONS - 1
 """One more is that of the entries."""
 MOST_BYTES = 1 << 31
 """Bound of extents and counts that compiled code takes: their products must not overflow."""
-MOVES = 0
-REDUCES = 1
 PACKED = 256
 """Added to the status of a call that goes on and has the room for packed copies, which Python gives back after it."""
 
@@ -187,7 +185,7 @@ def packed_in(table, thing, place, blocks, reduces, is_read):
     table, thing, place, blocks
         As `array_in` takes them, of a blocking call. Elements at place 1 are unpacked after the call.
     reduces : int
-        MOVES or REDUCES.
+        1 if elements are reduced, 0 if they are only moved.
     is_read : bool
         Whether the elements are packed. The call must overwrite all those that are not.
     """

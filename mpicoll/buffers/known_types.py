@@ -25,7 +25,7 @@ _rows = np.zeros((words.TYPES_LENGTH, words.TYPE_WORDS), np.int64)
 _LENGTH = words.TYPE_LAYOUT + strided_copy.NBYTES
 _noted = itertools.count()
 _PATIENCE = 64
-"""Datatypes that are entered without being used."""
+"""So many datatypes are entered without one being found by a call; after that, one in as many is."""
 _left = _PATIENCE
 
 

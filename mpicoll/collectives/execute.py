@@ -161,7 +161,7 @@ def _reduce_known(
     scope: CallContext, table: int, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: int
 ) -> bool:
     """Make a reduction that no kernel executes, if compiled code knows it; return whether it has been made."""
-    known = scope.channel.known_reductions
+    known = scope.channel.kept_reductions
     status = OTHER if known is None else known.begin(table, collective, sendbuf, recvbuf, op, root)
     if status == OTHER:
         return False

@@ -32,7 +32,7 @@ class _Kept(NamedTuple):
     rows: np.ndarray
 
 
-class KnownReductions:
+class KeptReductions:
     """Table of the reductions made last.
 
     Attributes
@@ -88,31 +88,11 @@ class KnownReductions:
         runs = vectors.given.runs()
         if send is None or recv is None or not vectors.given.count or len(runs) > words.MOST_RUNS:
             return
-        row = self._row_of(vectors, send, recv, runs)
+        row, kept = _row_of(vectors, send, recv, runs)
+        self._rows[self._next, words.COLLECTIVE] = -1  # an exception of a signal handler may come after it
+        self._kept[self._next] = kept
         self._rows[self._next] = row
         self._next, self._left = (self._next + 1) % words.ROWS, self._left - 1
-
-    def _row_of(self, vectors: Vectors, send: _Form, recv: _Form, runs: list[tuple[int, int]]) -> np.ndarray:
-        given, size = vectors.given, vectors.channel.size
-        own, rows, parts = np.zeros(given.nbytes, BYTE), np.empty((size, given.nbytes), BYTE), parts_of(vectors)
-        self._kept[self._next] = _Kept((vectors.op, send, recv, given.datatype, parts), own, rows)
-        row = np.zeros(words.ROW_WORDS, np.int64)
-        row[words.COLLECTIVE], row[words.ROOT] = _NUMBERS[vectors.collective], vectors.root
-        row[words.OP], row[words.OP_HANDLE] = id(vectors.op), handle_word(vectors.op)
-        row[words.SEND_DTYPE : words.SEND_LENGTH + 1] = send.words()
-        row[words.RECV_DTYPE : words.RECV_LENGTH + 1] = recv.words()
-        row[words.ENTRIES], row[words.TYPE_HANDLE] = given.count, handle_word(given.datatype)
-        row[words.NBYTES], row[words.END], row[words.PARTS] = given.nbytes, given.end, address_of(parts)
-        row[words.OWN], row[words.OWN_DATA], row[words.ALL], row[words.ALL_DATA] = (
-            id(own),
-            address_of(own),
-            id(rows),
-            address_of(rows),
-        )
-        row[words.LAST], row[words.EXTENT] = vectors.last, given.nbytes // given.count
-        row[words.RUNS] = len(runs)
-        row[words.FIRST_RUN : words.FIRST_RUN + 2 * len(runs)] = np.ravel(runs)
-        return row
 
 
 class _Form(NamedTuple):
@@ -141,11 +121,34 @@ def _form_of(spec: Any) -> _Form | None:
     return _Form(array.dtype, array.size, datatype)
 
 
+def _row_of(vectors: Vectors, send: _Form, recv: _Form, runs: list[tuple[int, int]]) -> tuple[np.ndarray, _Kept]:
+    """Return the row of a reduction, and what has to live as long as it."""
+    given, size = vectors.given, vectors.channel.size
+    own, rows, parts = np.zeros(given.nbytes, BYTE), np.empty((size, given.nbytes), BYTE), parts_of(vectors)
+    row = np.zeros(words.ROW_WORDS, np.int64)
+    row[words.COLLECTIVE], row[words.ROOT] = _NUMBERS[vectors.collective], vectors.root
+    row[words.OP], row[words.OP_HANDLE] = id(vectors.op), handle_word(vectors.op)
+    row[words.SEND_DTYPE : words.SEND_LENGTH + 1] = send.words()
+    row[words.RECV_DTYPE : words.RECV_LENGTH + 1] = recv.words()
+    row[words.ENTRIES], row[words.TYPE_HANDLE] = given.count, handle_word(given.datatype)
+    row[words.NBYTES], row[words.END], row[words.PARTS] = given.nbytes, given.end, address_of(parts)
+    row[words.OWN], row[words.OWN_DATA], row[words.ALL], row[words.ALL_DATA] = (
+        id(own),
+        address_of(own),
+        id(rows),
+        address_of(rows),
+    )
+    row[words.LAST], row[words.EXTENT] = vectors.last, given.nbytes // given.count
+    row[words.RUNS] = len(runs)
+    row[words.FIRST_RUN : words.FIRST_RUN + 2 * len(runs)] = np.ravel(runs)
+    return row, _Kept((vectors.op, send, recv, given.datatype, parts), own, rows)
+
+
 def note(vectors: Vectors, sendbuf: Any, recvbuf: Any) -> None:
     """Let compiled code make such a reduction from now on."""
     channel, found = vectors.channel, functions()
-    if channel.known_reductions is None:
+    if channel.kept_reductions is None:
         if found is None or not channel.dispatch.usable:
             return
-        channel.known_reductions = KnownReductions(found.reduce_local)
-    channel.known_reductions.note(vectors, sendbuf, recvbuf)
+        channel.kept_reductions = KeptReductions(found.reduce_local)
+    channel.kept_reductions.note(vectors, sendbuf, recvbuf)

@@ -125,7 +125,7 @@ class Channel:
         self.cluster: Topology | None = None
         job = self.node.blocking if self.node is not None else empty_job(self.size, self.rank)
         self.dispatch = FastDispatch(self.size, None if self.check == "full" else job, checked=self.check == "default")
-        self.known_reductions: Any = None
+        self.kept_reductions: Any = None
         self.watchdog = Watchdog(self.comm, self.session, self.dispatch.recall)
         self.working_memory = WorkingMemory()
         self.agreed: set[int] = set()

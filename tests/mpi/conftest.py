@@ -158,13 +158,24 @@ def refuse(*arguments: Any) -> NoReturn:
 
 
 @pytest.fixture
-def compiled(comm: mpicoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """A function after which calls on the general path raise."""
+def refused(comm: mpicoll.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function after which the functions of these names in `execute` raise; for tests of compiled calls on a node."""
     if comm.channel.node is None or not comm.channel.dispatch.usable:
         pytest.skip("needs shared memory and compiled dispatch")
 
+    def begin(*names: str) -> None:
+        for name in names:
+            monkeypatch.setattr(execute, name, refuse)
+
+    return begin
+
+
+@pytest.fixture
+def compiled(refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function after which calls on the general path raise."""
+
     def begin() -> None:
-        monkeypatch.setattr(execute, "run", refuse)
+        refused("run")
         monkeypatch.setattr(vector_calls, "run", refuse)
 
     return begin

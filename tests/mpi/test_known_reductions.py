@@ -13,7 +13,6 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.collectives import execute, gathered_reductions, kept_reductions
 from mpicoll.errors import MismatchError, MpicollError
-from tests.mpi.conftest import refuse
 
 pytestmark = pytest.mark.mpi(min_size=2)
 PAIR = np.dtype([("value", "f8"), ("place", "i4")], align=True)
@@ -34,17 +33,10 @@ def join() -> Iterator[MPI.Op]:
 
 
 @pytest.fixture
-def known(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def known(comm: Intracomm, refused: Callable[..., None]) -> Callable[[], None]:
     """A function after which reductions that are not known raise."""
     comm.Allreduce(np.ones(1), np.ones(1))  # the first call takes the general path
-    if comm.channel.node is None or not comm.channel.dispatch.usable:
-        pytest.skip("needs shared memory and compiled dispatch")
-
-    def begin() -> None:
-        monkeypatch.setattr(execute, "_gather", refuse)
-        monkeypatch.setattr(execute, "run", refuse)
-
-    return begin
+    return lambda: refused("_gather", "run")
 
 
 def _pairs(rank: int, turn: int) -> np.ndarray:
@@ -214,8 +206,8 @@ def test_an_error_of_the_library_is_raised(comm: Intracomm, known: Callable[[], 
     x, y = np.ones(4, np.longdouble), np.zeros(4, np.longdouble)
     for _ in range(3):
         comm.Allreduce(x, y)
-    table = comm.channel.known_reductions
-    assert isinstance(table, kept_reductions.KnownReductions)
+    table = comm.channel.kept_reductions
+    assert isinstance(table, kept_reductions.KeptReductions)
     table._rows[:, kept_reductions.words.TYPE_HANDLE] = kept_reductions.handle_word(MPI.DOUBLE_INT)
     with pytest.raises(MPI.Exception, match=r"(?i)op"):  # no sums of pairs
         comm.Allreduce(x, y)
