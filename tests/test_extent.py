@@ -9,11 +9,21 @@ from tests import extent
 NODES = [
     *(f"tests/mpi/test_moves.py::test_every_element[{number}]" for number in range(40)),
     "tests/mpi/test_moves.py::test_without_cases",
-    *(f"tests/mpi/training/test_resume.py::test_bits[{number}]" for number in range(5)),
+    *(f"tests/mpi/training/test_resume.py::test_bits[{number}]" for number in range(15)),
     *(f"tests/mpi/test_shared.py::test_arrays[{number}]" for number in range(5)),
     "tests/mpi/test_shared_calls.py::test_one",
     *(f"tests/mpi/test_exact.py::test_allreduce[{number}]" for number in range(5)),
 ]
+
+
+def test_names_of_cases_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extent, "SECOND_LIBRARY", False)
+    ranks = [
+        [f"tests/mpi/training/test_x.py::test_y[{name}{number}]" for number in range(30)] for name in ("at 0x1", "")
+    ]
+    first, second = ([node in extent.left_out(nodes) for node in nodes] for nodes in ranks)
+    assert first == second
+    assert 0 < sum(first) < 20
 
 
 def test_every_case_runs_under_one_library_and_every_function_under_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,11 +31,12 @@ def test_every_case_runs_under_one_library_and_every_function_under_both(monkeyp
     for second in (False, True):
         monkeypatch.setattr(extent, "SECOND_LIBRARY", second)
         run[second] = set(NODES) - extent.left_out(NODES)
-    assert run[False] | run[True] == set(NODES)
     alike = {node for node in NODES if "training" in node or "test_shared.py" in node}
     exact = {node for node in NODES if "test_exact" in node}
-    assert alike <= run[False]
+    assert run[False] | run[True] | alike == set(NODES)
     assert not alike & run[True]
+    assert {node.partition("[")[0] for node in alike & run[False]} == {node.partition("[")[0] for node in alike}
+    assert 8 < len(alike & run[False]) < len(alike)
     functions = [{node.partition("[")[0] for node in run[second] - alike} for second in (False, True)]
     assert functions[0] == functions[1]
     both = run[False] & run[True] - exact

@@ -15,7 +15,7 @@ from tests.mpi import exact
 
 LONG = 1_000_003
 PAIRS = [(op, dtype) for op in exact.OPS for dtype in exact.DTYPES if exact.applies(op, dtype)]
-HALF = 1 if extent.EXHAUSTIVE or extent.ALL else 2
+SHARE = 1 if extent.EXHAUSTIVE or extent.ALL else 3
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -30,7 +30,7 @@ def in_turn(algorithm: str, size: int, every: int) -> list[tuple[str, np.dtype]]
 
 
 def cases(algorithm: str, size: int) -> Iterator[tuple[str, np.dtype, int]]:
-    turn, step = in_turn(algorithm, size, 4), 1 if extent.EXHAUSTIVE else 2 * HALF
+    turn, step = in_turn(algorithm, size, 4), 1 if extent.EXHAUSTIVE else 2 * SHARE
     for number, (op, dtype) in enumerate(PAIRS):
         if dtype not in exact.INTEGERS or (op, dtype) in turn:
             for count in counts(size)[(number + size) % step :: step]:
@@ -80,7 +80,7 @@ def test_reduce_scatter(subcomm: Intracomm, algorithm: str) -> None:
 def test_bcast(subcomm: Intracomm, algorithm: str) -> None:
     size = subcomm.size
     for number, dtype in enumerate(exact.DTYPES):
-        for count in [*counts(size)[(number + size) % HALF :: HALF], LONG]:
+        for count in [*counts(size)[(number + size) % SHARE :: SHARE], LONG]:
             root = (number + count) % size
             wanted = exact.given("LXOR" if dtype == exact.BOOL else "SUM", dtype, root, count)
             data = wanted.copy() if subcomm.rank == root else np.zeros_like(wanted)
@@ -92,7 +92,7 @@ def test_bcast(subcomm: Intracomm, algorithm: str) -> None:
 def test_allgather(subcomm: Intracomm, algorithm: str) -> None:
     size, rank = subcomm.size, subcomm.rank
     for number, dtype in enumerate(exact.DTYPES):
-        for count in [*counts(size)[(number + size) % HALF :: HALF], LONG // size]:
+        for count in [*counts(size)[(number + size) % SHARE :: SHARE], LONG // size]:
             op = "LXOR" if dtype == exact.BOOL else "SUM"
             wanted = np.stack([exact.given(op, dtype, r, count) for r in range(size)])
             result = np.zeros_like(wanted)
