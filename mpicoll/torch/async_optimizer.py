@@ -11,6 +11,7 @@ import torch
 from mpicoll.parameter_server import ParameterServer
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.flat_parameters import FlatParameters
+from mpicoll.torch.world import world
 
 
 class AsyncOptimizer:
@@ -67,7 +68,7 @@ class AsyncOptimizer:
         self._flat, self.lr = FlatParameters(parameters), lr
         initial = communicator.broadcast_(self._flat.read(), 0)
         self._flat.write(initial)
-        comm = communicator.world().comm
+        comm = world().comm
         self.server = ParameterServer(
             initial.numpy().copy(), comm=comm, lr=lr, servers=servers, optimizer=optimizer, **settings
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
-import torch.distributed as dist
+import torch
 from mpi4py import MPI
 
 from mpicoll.progress.waiting import be_patient_while
@@ -23,7 +24,15 @@ _queues: WeakSet[CallQueue] = WeakSet()
 
 
 class QueuedWork(PendingWork):
-    """A call in the queue of a group."""
+    """A call in the queue of a group.
+
+    Attributes
+    ----------
+    pick
+        Function that makes of the outputs what ``synchronize`` of Horovod's interface returns.
+    """
+
+    pick: Callable[[list[torch.Tensor]], Any] = operator.itemgetter(0)
 
     def __init__(self, queue: CallQueue, what: str, outputs: Any, call: Callable[[], None]) -> None:
         super().__init__(what, outputs)
@@ -94,7 +103,7 @@ class CallQueue:
         """Let others make calls."""
         self._turn.release()
 
-    def put(self, what: str, call: Callable[[], None], outputs: Any = ()) -> dist.Work:
+    def put(self, what: str, call: Callable[[], None], outputs: Any = ()) -> QueuedWork:
         """Put a call into the queue; return its work.
 
         Parameters

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+Tensors = list[torch.Tensor]
 Function = Callable[[torch.Tensor], torch.Tensor]
+GroupFunction = Callable[[Tensors], Tensors]
 
 
 def is_recorded(tensor: torch.Tensor) -> bool:
@@ -20,18 +22,29 @@ def with_gradient(tensor: torch.Tensor, forward: Function, backward: Function) -
 
     Both are collective. A `backward` of differentiable functions can be differentiated again.
     """
-    made: torch.Tensor = _Collective.apply(tensor, forward, backward)
+    (made,) = with_gradients([tensor], lambda given: [forward(given[0])], lambda given: [backward(given[0])])
     return made
 
 
+def with_gradients(tensors: Tensors, forward: GroupFunction, backward: GroupFunction) -> Tensors:
+    """Return ``forward(tensors)``; in the backward pass ``backward`` makes their gradients those of the tensors.
+
+    `backward` gets the gradients of real and complex tensors only, in the order of the tensors.
+    """
+    return list(_Collective.apply(forward, backward, *tensors))
+
+
 class _Collective(torch.autograd.Function):
-    """A function of a tensor, with a function that makes the gradient."""
+    """A function of tensors, with a function that makes the gradients."""
 
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, forward: Function, backward: Function) -> torch.Tensor:
-        context.gradient_of = backward
-        return forward(tensor)
+    def forward(context: Any, forward: GroupFunction, backward: GroupFunction, *tensors: torch.Tensor) -> Any:
+        context.gradients_of = backward
+        context.have_gradients = [tensor.is_floating_point() or tensor.is_complex() for tensor in tensors]
+        return tuple(forward(list(tensors)))
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        return context.gradient_of(gradients[0]), None, None
+        given = [each for each, has_one in zip(gradients, context.have_gradients, strict=True) if has_one]
+        made = iter(context.gradients_of(given))
+        return None, None, *(next(made) if has_one else None for has_one in context.have_gradients)

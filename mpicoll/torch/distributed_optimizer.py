@@ -14,6 +14,7 @@ from mpicoll.torch import feedback_state
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.gradient_reducer import GradientReducer
 from mpicoll.torch.tensor_allreduce import check_sum
+from mpicoll.torch.world import rank, world
 
 BUCKET_BYTES = 4 << 20
 
@@ -232,7 +233,7 @@ def DistributedOptimizer(
 
 
 def _check(passes: int, bucket_bytes: int, op: Any) -> None:
-    communicator.world()
+    world()
     if passes < 1:
         raise ValueError(f"backward_passes_per_step: {passes} is less than 1")
     if bucket_bytes < 1:
@@ -276,8 +277,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
     Ranks whose optimizer has made no step yet get the tensors of the root's.
     """
-    state = communicator.broadcast_object(
-        optimizer.state_dict() if communicator.rank() == root_rank else None, root_rank
-    )
-    if communicator.rank() != root_rank:
+    state = communicator.broadcast_object(optimizer.state_dict() if rank() == root_rank else None, root_rank)
+    if rank() != root_rank:
         optimizer.load_state_dict(state)

@@ -16,6 +16,7 @@ from mpicoll.torch.call_queue import QueuedWork
 from mpicoll.torch.tensor_allreduce import reduce_in_place
 from mpicoll.torch.tensor_memory import empty
 from mpicoll.torch.uneven_inputs import Attendance, Mark
+from mpicoll.torch.world import size, start
 
 DENSE_BYTES = 4 << 10
 
@@ -56,7 +57,7 @@ class GradientBucket:
 
     def _reduce(self, op: Any) -> QueuedWork:
         arguments = self._vector, op, self._compression
-        return communicator.start("gradients", self._vector, reduce_in_place, *arguments)
+        return start("gradients", self._vector, reduce_in_place, *arguments)
 
     @property
     def compression(self) -> Compressor | ErrorFeedback | None:
@@ -220,7 +221,7 @@ class GradientReducer:
             return 1.0
         present = len(self._attendance.receive())
         by_present = self._op == communicator.Average and not self._by_initial_size
-        return communicator.size() / present if by_present else 1.0
+        return size() / present if by_present else 1.0
 
     @property
     def is_uneven(self) -> bool:

@@ -23,6 +23,7 @@ from mpicoll.compression import Compressor, ErrorFeedback, compressor
 from mpicoll.torch import feedback_state
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.flat_parameters import FlatParameters
+from mpicoll.torch.world import world
 
 
 class OuterStep:
@@ -198,7 +199,7 @@ def LocalSGD(
     --------
     >>> optimizer = mpicoll.torch.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), every=8)
     """
-    communicator.world()
+    world()
     if every < 1:
         raise ValueError(f"every: {every} is less than 1")
     if not outer_lr > 0:

@@ -1,7 +1,8 @@
-"""Allreduce of a tensor with Horovod's arguments: what they mean, and the call itself."""
+"""Allreduce of tensors with Horovod's arguments: what they mean, and the call itself."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from mpicoll.torch import tensor_collectives
 
 @dataclass(frozen=True, slots=True)
 class Allreduce:
-    """Arguments of an allreduce but the tensor, as :func:`~mpicoll.torch.allreduce_async_` has them."""
+    """Arguments of an allreduce but its tensors, as :func:`~mpicoll.torch.allreduce_async_` has them."""
 
     average: bool | None
     op: Any
@@ -31,15 +32,38 @@ class Allreduce:
     def __call__(self, comm: Intracomm, tensor: torch.Tensor) -> None:
         """Scale and reduce a tensor over the ranks of `comm`, in place and blocking."""
         op = self.chosen_op
+        self.check_factors(tensor)
+        scale(tensor, self.prescale_factor)
+        reduce_in_place(comm, tensor, op, self.compression)
+        scale(tensor, self.postscale_factor)
+
+    def reduce_group(self, comm: Intracomm, tensors: Sequence[torch.Tensor]) -> None:
+        """Scale and reduce several tensors, in place and blocking; short ones that are alike travel together."""
+        op = self.chosen_op
+        for tensor in tensors:
+            self.check_factors(tensor)
+        for tensor in tensors:
+            scale(tensor, self.prescale_factor)
+        if self.compression is None:
+            tensor_collectives.allreduce_coalesced(comm, tensors, op)
+        else:
+            for tensor in tensors:
+                reduce_in_place(comm, tensor, op, self.compression)
+        for tensor in tensors:
+            scale(tensor, self.postscale_factor)
+
+    def check_factors(self, tensor: torch.Tensor) -> None:
+        """Raise ValueError for factors of a tensor whose elements are integers or truth values."""
         for name in ("prescale_factor", "postscale_factor"):
             factor = getattr(self, name)
             if factor != 1.0 and not (tensor.is_floating_point() or tensor.is_complex()):
                 raise ValueError(f"{name}: {factor} with a tensor of {tensor.dtype}, which is not scaled")
-        if self.prescale_factor != 1.0:
-            tensor.detach().mul_(self.prescale_factor)
-        reduce_in_place(comm, tensor, op, self.compression)
-        if self.postscale_factor != 1.0:
-            tensor.detach().mul_(self.postscale_factor)
+
+
+def scale(tensor: torch.Tensor, factor: float) -> None:
+    """Multiply a tensor by a factor, in place."""
+    if factor != 1.0:
+        tensor.detach().mul_(factor)
 
 
 def _chosen(average: bool | None, op: Any) -> Any:

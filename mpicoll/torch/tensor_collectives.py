@@ -264,18 +264,19 @@ def reduce_scatter_from(comm: Intracomm, output: torch.Tensor, tensor: torch.Ten
     _check_alike(output, tensor)
     if tensor.numel() != output.numel() * comm.size:
         raise ValueError(f"input: {tensor.numel()} elements, but {comm.size} ranks get {output.numel()} each")
-    _reduce_scatter(comm, output, tensor, [output.numel()] * comm.size, op)
+    reduce_scatter_parts(comm, output, tensor, [output.numel()] * comm.size, op)
 
 
 def reduce_scatter(comm: Intracomm, output: torch.Tensor, tensors: Sequence[torch.Tensor], op: Any) -> None:
     """Reduce a list of tensors over all ranks; rank r gets the r-th, and their lengths may differ."""
     _check_list("input_tensors", tensors, comm.size, output)
-    _reduce_scatter(comm, output, packed(tensors), [tensor.numel() for tensor in tensors], op)
+    reduce_scatter_parts(comm, output, packed(tensors), [tensor.numel() for tensor in tensors], op)
 
 
-def _reduce_scatter(
+def reduce_scatter_parts(
     comm: Intracomm, output: torch.Tensor, tensor: torch.Tensor, counts: Sequence[int], op: Any
 ) -> None:
+    """Reduce a tensor over all ranks; rank r gets the r-th part, of ``counts[r]`` elements."""
     how = reduction(op, output.dtype)
     given = readable(_distinct(prepared(tensor, how), output))
 

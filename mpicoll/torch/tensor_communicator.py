@@ -1,35 +1,28 @@
 """Collectives of tensors for programs without ``torch.distributed``, with the names of Horovod's functions.
 
 A program that imports ``horovod.torch as hvd`` runs with ``import mpicoll.torch as hvd``, as far as it uses these
-functions.
+functions, those of :mod:`~mpicoll.torch.grouped_calls`, :mod:`~mpicoll.torch.row_exchanges` and
+:mod:`~mpicoll.torch.world`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 from torch.distributed import ReduceOp
 
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.torch import tensor_collectives
-from mpicoll.torch.call_queue import CallQueue, QueuedWork
+from mpicoll.torch.call_queue import QueuedWork
 from mpicoll.torch.differentiable import is_recorded, with_gradient
-from mpicoll.torch.group_communicators import free_together
-from mpicoll.torch.rendezvous import exchange_records
 from mpicoll.torch.tensor_allreduce import Allreduce, check_sum
-from mpicoll.torch.tensor_collectives import make_call
-from mpicoll.torch.tensor_memory import waited_for
+from mpicoll.torch.world import make, rank, size, start
 
 Average, Sum, Min, Max, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
-_TIMEOUT = timedelta(minutes=30)
-_CLOSE_SECONDS = 5.0
 
 
 class Compression:
@@ -37,113 +30,6 @@ class Compression:
 
     none: str | None = None
     fp16: str | None = "fp16"
-
-
-class _World:
-    """A communicator of all ranks, its queue, and the ranks of this node."""
-
-    def __init__(self, timeout: timedelta) -> None:
-        exchange_records(MPI.COMM_WORLD, "", timeout.total_seconds())  # so that what follows cannot wait for ever
-        self.comm = Intracomm(MPI.COMM_WORLD.Dup(), timeout=timeout.total_seconds())
-        self.queue = CallQueue("mpicoll")
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.local_rank, self.local_size = node.rank, node.size
-        node.Free()
-
-    def close(self) -> None:
-        """Stop the queue, and free the communicator if all ranks do so."""
-        self.queue.close(_CLOSE_SECONDS)
-        if not MPI.Is_finalized() and self.queue.begin():  # else a call that has not ended uses it
-            free_together(self.comm, _CLOSE_SECONDS)
-            self.queue.end()
-
-
-_world: _World | None = None
-
-
-def init(timeout: timedelta = _TIMEOUT) -> None:
-    """Prepare all ranks of MPI.COMM_WORLD, collectively; nothing happens the second time.
-
-    Parameters
-    ----------
-    timeout
-        Time that a rank waits for the others here, and in a step of a call, before it raises CollectiveTimeout.
-    """
-    global _world
-    if _world is None:
-        _world = _World(timeout)
-
-
-def shutdown() -> None:
-    """Stop the thread of asynchronous calls, and free the communicator of :func:`init`, which may follow.
-
-    Collective, but no rank waits longer than 5 seconds for its calls to end, nor than 5 for the other ranks; the
-    communicator is kept then, and where a call has failed before.
-    """
-    global _world
-    here, _world = _world, None
-    if here is not None:
-        here.close()
-
-
-def is_initialized() -> bool:
-    """Return whether :func:`init` was called."""
-    return _world is not None
-
-
-def world() -> _World:
-    """Return what :func:`init` has prepared; RuntimeError if it was not called."""
-    if _world is None:
-        raise RuntimeError("mpicoll.torch: call init() first")
-    return _world
-
-
-def rank() -> int:
-    """Return the number of this process."""
-    return int(world().comm.rank)
-
-
-def size() -> int:
-    """Return the number of processes."""
-    return int(world().comm.size)
-
-
-def local_rank() -> int:
-    """Return the number of this process among those of its node."""
-    return world().local_rank
-
-
-def local_size() -> int:
-    """Return the number of processes on this node."""
-    return world().local_size
-
-
-def start(what: str, output: torch.Tensor, function: Callable[..., None], *arguments: Any) -> QueuedWork:
-    """Put ``function(comm, *arguments)`` into the queue; return its work, whose result is `output`."""
-    here = world()
-    return here.queue.put(what, partial(make_call, here.comm, function, *map(waited_for, arguments)), output)
-
-
-def _make(what: str, function: Callable[..., None], *arguments: Any) -> None:
-    here = world()
-    here.queue.run(what, make_call, here.comm, function, *map(waited_for, arguments))
-
-
-def synchronize(handle: QueuedWork) -> torch.Tensor:
-    """Wait until an asynchronous call has ended; return its output.
-
-    Raises
-    ------
-    MpicollError, TypeError, ValueError
-        The error that ended the call.
-    """
-    handle.wait()
-    return handle.result()[0]
-
-
-def poll(handle: QueuedWork) -> bool:
-    """Return whether an asynchronous call has ended."""
-    return handle.is_completed()
 
 
 def allreduce_async_(
@@ -195,7 +81,7 @@ def allreduce_(
     compression: str | Compressor | ErrorFeedback | None = None,
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks, in place; return it. See :func:`allreduce_async_`."""
-    _make("allreduce", Allreduce(average, op, prescale_factor, postscale_factor, compression), tensor)
+    make("allreduce", Allreduce(average, op, prescale_factor, postscale_factor, compression), tensor)
     return tensor
 
 
@@ -234,7 +120,7 @@ def allreduce(
 
 def _allreduced(tensor: torch.Tensor, how: Allreduce) -> torch.Tensor:
     made = tensor.detach().clone()
-    _make("allreduce", how, made)
+    make("allreduce", how, made)
     return made
 
 
@@ -248,9 +134,14 @@ def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = No
     return start("broadcast", tensor, tensor_collectives.broadcast, tensor, root_rank)
 
 
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> QueuedWork:
+    """Start to broadcast the root's tensor into a new one; return a handle for :func:`synchronize`."""
+    return broadcast_async_(tensor.detach().clone(), root_rank)
+
+
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """Broadcast a tensor from the root, in place; return it."""
-    _make("broadcast", tensor_collectives.broadcast, tensor, root_rank)
+    make("broadcast", tensor_collectives.broadcast, tensor, root_rank)
     return tensor
 
 
@@ -282,8 +173,6 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     ValueError
         If the tensor has no dimension.
     """
-    if not tensor.dim():
-        raise ValueError("tensor: it has no dimension to join it along")
     counts = np.empty(size(), np.int64)
     if not is_recorded(tensor):
         return _gathered(tensor, counts)
@@ -297,29 +186,36 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 def _gathered(tensor: torch.Tensor, counts: np.ndarray) -> torch.Tensor:
     """Return the rows of all ranks; write their numbers to `counts`."""
     found: list[torch.Tensor] = []
-    _make("allgather", _allgather, tensor.detach(), counts, found)
+    make("allgather", gather_rows, tensor.detach(), counts, found)
     return found[0]
 
 
-def _allgather(comm: Intracomm, tensor: torch.Tensor, counts: np.ndarray, found: list[torch.Tensor]) -> None:
+def allgather_async(tensor: torch.Tensor, name: str | None = None) -> QueuedWork:
+    """Start to gather the rows of all ranks' tensors; return a handle for :func:`synchronize`. See :func:`allgather`.
+
+    The tensor must stay as it is until the call has ended.
+    """
+    found: list[torch.Tensor] = []
+    return start("allgather", found, gather_rows, tensor.detach(), np.empty(size(), np.int64), found)
+
+
+def gather_rows(comm: Intracomm, tensor: torch.Tensor, counts: np.ndarray, found: list[torch.Tensor]) -> None:
+    """Append a tensor with the rows of all ranks to `found`; write their numbers to `counts`."""
+    if not tensor.dim():
+        raise ValueError("tensor: it has no dimension to join it along")
     comm.Allgather(np.array([tensor.shape[0]], np.int64), counts)
     found.append(tensor_collectives.gathered_rows(comm, tensor.contiguous(), counts.tolist()))
-
-
-def barrier() -> None:
-    """Wait until every rank has called it."""
-    _make("barrier", Intracomm.Barrier)
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None) -> Any:
     """Return the root's object, of any kind that can be pickled."""
     found: list[Any] = []
-    _make("broadcast_object", lambda comm: found.append(comm.bcast(value, root_rank)))
+    make("broadcast_object", lambda comm: found.append(comm.bcast(value, root_rank)))
     return found[0]
 
 
 def allgather_object(value: Any, name: str | None = None) -> list[Any]:
     """Return the objects of all ranks, of any kind that can be pickled, in rank order."""
     found: list[Any] = []
-    _make("allgather_object", lambda comm: found.append(comm.allgather(value)))
+    make("allgather_object", lambda comm: found.append(comm.allgather(value)))
     return list(found[0])

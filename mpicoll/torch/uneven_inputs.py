@@ -17,6 +17,7 @@ import torch
 
 from mpicoll.torch import tensor_communicator as communicator
 from mpicoll.torch.call_queue import QueuedWork
+from mpicoll.torch.world import rank, size
 
 
 class Mark(IntEnum):
@@ -40,15 +41,15 @@ class Attendance:
     """
 
     def __init__(self) -> None:
-        self.present = list(range(communicator.size()))
+        self.present = list(range(size()))
         self.marks: list[int] = []
-        self._marks = torch.zeros(communicator.size(), dtype=torch.int32)
+        self._marks = torch.zeros(size(), dtype=torch.int32)
         self._work: QueuedWork | None = None
 
     def send(self, mark: Mark) -> None:
         """Start to exchange marks; this rank's is `mark`."""
         self._marks.zero_()
-        self._marks[communicator.rank()] = int(mark)
+        self._marks[rank()] = int(mark)
         self._work = communicator.allreduce_async_(self._marks, op=communicator.Sum)
 
     def receive(self) -> list[int]:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpicoll.torch as hvd
 from mpicoll.errors import RemoteError
-from mpicoll.torch import tensor_communicator
+from mpicoll.torch import world
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("initialized")]
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -74,7 +74,7 @@ def test_wrong_averages(name: str) -> None:
 
 
 def test_shutdown_frees_the_communicator() -> None:
-    comm = tensor_communicator.world().comm
+    comm = world.world().comm
     hvd.allreduce_async(torch.ones(5)).wait()
     hvd.shutdown()
     assert comm == MPI.COMM_NULL
@@ -86,8 +86,8 @@ def test_shutdown_frees_the_communicator() -> None:
 @pytest.mark.mpi(min_size=2)
 def test_shutdown_without_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do not wait for it, and it does not wait for them."""
-    monkeypatch.setattr(tensor_communicator, "_CLOSE_SECONDS", 0.2)
-    comm = tensor_communicator.world().comm
+    monkeypatch.setattr(world, "_CLOSE_SECONDS", 0.2)
+    comm = world.world().comm
     if RANK:
         hvd.shutdown()
     MPI.COMM_WORLD.Barrier()
