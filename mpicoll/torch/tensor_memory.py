@@ -180,12 +180,16 @@ def plain_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def room_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return an uninitialised vector for the elements of all tensors."""
-    first = tensors[0]
+    check_alike(tensors)
+    return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
+
+
+def check_alike(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise ValueError unless all tensors have the dtype of the first; raise as :func:`check_dense` does."""
     for tensor in tensors:
         check_dense(tensor)
-        if tensor.dtype != first.dtype:
-            raise ValueError(f"tensors: of {tensor.dtype} and {first.dtype}; one call takes tensors of one dtype")
-    return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=first.dtype)
+        if tensor.dtype != tensors[0].dtype:
+            raise ValueError(f"tensors: of {tensor.dtype} and {tensors[0].dtype}; one call takes tensors of one dtype")
 
 
 def packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -193,10 +197,8 @@ def packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     joined = joined_view(tensors)
     if joined is not None:
         return joined
-    room = room_for(tensors)
-    for part, tensor in zip(split(room, tensors), tensors, strict=True):
-        part.copy_(tensor.detach())
-    return room
+    check_alike(tensors)
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def split(room: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
