@@ -300,14 +300,32 @@ def key_of(spec: Any) -> tuple[Any, Any]:
         return array, None
     if not where:
         return array, (array.dtype, array.size)
-    if len(where) == 1 and type(where[0]) is tuple:
-        where = [*where[0]]
-    if len(where) == 1:
-        where.append(None)
-    if len(where) != 2:
-        return array, None
-    counts, displs = _frozen(where[0]), _frozen(where[1])
-    return array, None if counts is NotImplemented or displs is NotImplemented else (array.dtype, counts, displs)
+    blocks = _key_of_blocks(where)
+    return array, None if blocks is None else (array.dtype, *blocks)
+
+
+def key_of_entries(spec: Any) -> Any:
+    """Return a key of ``[array, counts, datatype]`` and these with displacements, if the datatype is a derived one.
+
+    None is returned for others. Datatypes that have the same handle one after the other differ by their typemaps, and
+    two arrays have as many bytes if their keys are equal.
+    """
+    if type(spec) not in (list, tuple) or not 3 <= len(spec) <= 4:
+        return None
+    array, *where, datatype = spec
+    if type(array) is not np.ndarray or not array.flags.c_contiguous or type(datatype) is not MPI.Datatype:
+        return None
+    if datatype == MPI.DATATYPE_NULL or datatype.is_predefined:
+        return None
+    blocks = _key_of_blocks(where)
+    return None if blocks is None else (typemap_of(datatype), array.dtype, array.nbytes, *blocks)
+
+
+def _key_of_blocks(where: list[Any]) -> tuple[Any, Any] | None:
+    """Return counts and displacements, which may be given as a pair, as parts of a key; None for others."""
+    counts, displs = _pair(where, None)
+    frozen = _frozen(counts), _frozen(displs)
+    return None if counts is None or NotImplemented in frozen else frozen
 
 
 def _frozen(counts: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpicoll.buffers.plain_specs import KNOWN, blocks_in, key_of
+from mpicoll.buffers.plain_specs import KNOWN, blocks_in, key_of, key_of_entries
 from mpicoll.shared_memory.fast_dispatch import DTYPE_NUMBERS
 
 _MAX_KNOWN = 256
@@ -25,8 +25,8 @@ class Lengths(NamedTuple):
     counts, total
         Elements of each part, and of all.
     places
-        Where each part is on the first axis of the caller's array; empty if the parts follow each other from its
-        begin.
+        Where the parts are on the first axis of the caller's array, in rank order; empty if all its elements from the
+        first one are.
     overlap
         True if two parts have an element in common.
     """
@@ -68,12 +68,27 @@ class Whole(NamedTuple):
             begin = end
 
 
+class _Entries(NamedTuple):
+    """Entries of a derived datatype in an array of known length: NumPy's description of the view, and its parts."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+    strides: tuple[int, ...]
+    lengths: Lengths
+
+    def view_of(self, array: np.ndarray) -> np.ndarray:
+        """Return the entries in an array."""
+        return np.ndarray(self.shape, self.dtype, array, self.offset, self.strides)
+
+
 class WholeVectors:
     """Descriptions of whole vectors on one communicator, by counts, displacements and element type as given."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._lengths: dict[Any, Lengths] = {}
+        self._entries: dict[Any, _Entries] = {}
 
     def find(self, spec: Any, *, written: bool) -> Whole | None:
         """Return the blocks of an array; None for others, and for what cannot be `written` if that is asked for."""
@@ -84,6 +99,8 @@ class WholeVectors:
 
     def _find(self, spec: Any, written: bool) -> Whole | None:
         array, key = key_of(spec)
+        if key is None and (entries_key := key_of_entries(spec)) is not None:
+            return self._find_entries(spec, array, entries_key, written)
         if key is not None and array.dtype not in KNOWN:
             key = None
         lengths = None if key is None else self._lengths.get(key)
@@ -96,11 +113,29 @@ class WholeVectors:
                 self._lengths[key] = lengths
         else:
             array = array.reshape(-1)
-        if lengths.places:
-            return _apart(array, lengths, written)
-        if lengths.total == array.size:
-            return Whole(array, lengths)
-        return Whole(array.reshape(-1)[: lengths.total], lengths) if lengths.total < array.size else None
+        return _whole(array, lengths, written)
+
+    def _find_entries(self, spec: Any, array: np.ndarray, key: Any, written: bool) -> Whole | None:
+        """Return blocks of entries of a derived datatype; None if they have no regular distances, or are elsewhere."""
+        known = self._entries.get(key)
+        if known is not None:
+            return _whole(known.view_of(array), known.lengths, written)
+        found = _described(spec, self._size)
+        if found is None:
+            return None
+        view, lengths = found
+        if view.size and len(self._entries) < _MAX_KNOWN:
+            offset = view.ctypes.data - array.ctypes.data
+            self._entries[key] = _Entries(view.shape, view.dtype, offset, view.strides, lengths)
+        return _whole(view, lengths, written)
+
+
+def _whole(array: np.ndarray, lengths: Lengths, written: bool) -> Whole | None:
+    if lengths.places:
+        return _apart(array, lengths, written)
+    if lengths.total == array.size:
+        return Whole(array, lengths)
+    return Whole(array.reshape(-1)[: lengths.total], lengths) if lengths.total < array.size else None
 
 
 def _apart(array: np.ndarray, lengths: Lengths, written: bool) -> Whole | None:
@@ -122,7 +157,9 @@ def _described(spec: Any, size: int) -> tuple[np.ndarray, Lengths] | None:
     overlap = False
     array = blocks.array if blocks.of_entries else blocks.array.reshape(-1)
     unit = math.prod(array.shape[1:])
-    if not array.flags.c_contiguous or blocks.displs != tuple([0, *accumulate(blocks.counts)][:-1]):
+    if blocks.displs == tuple([0, *accumulate(blocks.counts)][:-1]):
+        places = () if array.flags.c_contiguous else (slice(0, sum(blocks.counts)),)
+    else:
         # A block without elements may be anywhere.
         begins = [displ if count else 0 for displ, count in zip(blocks.displs, blocks.counts, strict=True)]
         places = tuple(slice(begin, begin + count) for begin, count in zip(begins, blocks.counts, strict=True))
