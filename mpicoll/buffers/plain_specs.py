@@ -307,8 +307,8 @@ def key_of(spec: Any) -> tuple[Any, Any]:
 def key_of_entries(spec: Any) -> Any:
     """Return a key of ``[array, counts, datatype]`` and these with displacements, if the datatype is a derived one.
 
-    None is returned for others. Datatypes that have the same handle one after the other differ by their typemaps, and
-    two arrays have as many bytes if their keys are equal.
+    None is returned for others. Equal keys mean equal typemaps, counts and displacements, and arrays of as many bytes;
+    datatypes that have the same handle one after the other have keys of their own.
     """
     if type(spec) not in (list, tuple) or not 3 <= len(spec) <= 4:
         return None

@@ -124,7 +124,9 @@ class WholeVectors:
         if found is None:
             return None
         view, lengths = found
-        if view.size and len(self._entries) < _MAX_KNOWN:
+        if view.size:
+            if len(self._entries) >= _MAX_KNOWN:
+                self._entries.clear()  # most are of datatypes that have been freed
             offset = view.ctypes.data - array.ctypes.data
             self._entries[key] = _Entries(view.shape, view.dtype, offset, view.strides, lengths)
         return _whole(view, lengths, written)
