@@ -17,6 +17,11 @@ def is_recorded(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
+def has_gradient(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is real or complex."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def with_gradient(tensor: torch.Tensor, forward: Function, backward: Function) -> torch.Tensor:
     """Return ``forward(tensor)``; in the backward pass ``backward`` makes its gradient that of the tensor.
 
@@ -40,7 +45,7 @@ class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, forward: GroupFunction, backward: GroupFunction, *tensors: torch.Tensor) -> Any:
         context.gradients_of = backward
-        context.have_gradients = [tensor.is_floating_point() or tensor.is_complex() for tensor in tensors]
+        context.have_gradients = [has_gradient(tensor) for tensor in tensors]
         return tuple(forward(list(tensors)))
 
     @staticmethod

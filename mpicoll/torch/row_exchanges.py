@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from mpicoll.torch.call_queue import QueuedWork
 from mpicoll.torch.differentiable import is_recorded, with_gradient
 from mpicoll.torch.tensor_allreduce import Allreduce, check_sum, scale
 from mpicoll.torch.tensor_communicator import Average, Sum, allgather
+from mpicoll.torch.tensor_memory import check_rows
 from mpicoll.torch.world import Pick, make, size, start
 
 Splits: TypeAlias = "torch.Tensor | Sequence[int]"
@@ -40,7 +42,8 @@ def alltoall(tensor: torch.Tensor, splits: Splits | None = None, name: str | Non
     Returns
     -------
     torch.Tensor or tuple of torch.Tensor
-        The rows; with `splits`, also the number of rows that came from each rank.
+        The rows; with `splits`, also the number of rows that came from each rank, of int64 if the splits are, else of
+        int32.
 
     Raises
     ------
@@ -49,26 +52,33 @@ def alltoall(tensor: torch.Tensor, splits: Splits | None = None, name: str | Non
     TypeError
         If the splits are not integers.
     """
-    found: list[torch.Tensor] = []
+    arrived: list[int] = []
     if is_recorded(tensor):
-        rows = with_gradient(tensor, partial(_exchanged, splits, found), lambda each: alltoall(each, found[1])[0])
+        rows = with_gradient(
+            tensor, lambda each: _exchanged(each, splits, arrived), lambda each: alltoall(each, list(arrived))[0]
+        )
     else:
-        rows = _exchanged(splits, found, tensor)
-    return rows if splits is None else (rows, found[1])
+        rows = _exchanged(tensor, splits, arrived)
+    return rows if splits is None else (rows, _as_splits(arrived, splits))
 
 
-def _exchanged(splits: Splits | None, found: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+def _exchanged(tensor: torch.Tensor, splits: Splits | None, arrived: list[int]) -> torch.Tensor:
+    """Return the rows from all ranks; append their numbers to `arrived`."""
+    found: list[torch.Tensor] = []
     make("alltoall", _exchange, tensor.detach(), splits, found)
+    arrived += found[1].tolist()
     return found[0]
 
 
 def alltoall_async(tensor: torch.Tensor, splits: Splits | None = None, name: str | None = None) -> QueuedWork:
-    """Start :func:`alltoall`; return a handle, for which ``synchronize`` returns the rows and the received splits.
+    """Start :func:`alltoall`; return a handle.
 
+    For it ``synchronize`` returns the rows and the number of rows that came from each rank, with splits and without.
     The tensor must stay as it is until the call has ended.
     """
     found: list[torch.Tensor] = []
-    return start("alltoall", found, _exchange, tensor.detach(), splits, found, pick=tuple)
+    given = splits.clone() if isinstance(splits, torch.Tensor) else copy.copy(splits)
+    return start("alltoall", found, _exchange, tensor.detach(), given, found, pick=tuple)
 
 
 def _exchange(comm: Intracomm, tensor: torch.Tensor, splits: Splits | None, found: list[torch.Tensor]) -> None:
@@ -78,12 +88,16 @@ def _exchange(comm: Intracomm, tensor: torch.Tensor, splits: Splits | None, foun
     comm.Alltoall(sent, received)
     rows = tensor.new_empty((int(received.sum()), *tensor.shape[1:]))
     tensor_collectives.alltoall_single(comm, rows, tensor, received.tolist(), sent.tolist())
-    dtype = splits.dtype if isinstance(splits, torch.Tensor) else torch.int32
-    found += [rows, torch.from_numpy(received).to(dtype)]
+    found += [rows, _as_splits(received.tolist(), splits)]
+
+
+def _as_splits(numbers: list[int], given: Splits | None) -> torch.Tensor:
+    is_wide = isinstance(given, torch.Tensor) and given.dtype == torch.int64
+    return torch.tensor(numbers, dtype=torch.int64 if is_wide else torch.int32)
 
 
 def _checked_splits(tensor: torch.Tensor, splits: Splits | None, ranks: int) -> np.ndarray:
-    _check_rows(tensor)
+    check_rows(tensor)
     rows = tensor.shape[0]
     if splits is None:
         if rows % ranks:
@@ -95,11 +109,6 @@ def _checked_splits(tensor: torch.Tensor, splits: Splits | None, ranks: int) -> 
     if given.shape != (ranks,) or (given < 0).any() or given.sum() != rows:
         raise ValueError(f"splits: {given.tolist()} are not {ranks} numbers that add up to {rows} rows")
     return given.astype(np.int64)
-
-
-def _check_rows(tensor: torch.Tensor) -> None:
-    if not tensor.dim():
-        raise ValueError("tensor: it has no dimension to divide it along")
 
 
 def reducescatter(
@@ -140,15 +149,24 @@ def reducescatter(
 
 
 def _scattered(how: Allreduce, tensor: torch.Tensor) -> torch.Tensor:
+    return reduce_rows([tensor], how)[0]
+
+
+def reduce_rows(tensors: Sequence[torch.Tensor], how: Allreduce) -> list[torch.Tensor]:
+    """Return this rank's rows of the reduction of each tensor of a list."""
     found: list[torch.Tensor] = []
-    make("reducescatter", _reduce_each, [tensor.detach()], how, found)
-    return found[0]
+    make("reducescatter", _reduce_each, [tensor.detach() for tensor in tensors], how, found)
+    return found
 
 
 def _gradient_of_reducescatter(how: Allreduce, gradient: torch.Tensor) -> torch.Tensor:
+    return allgather(gradient * factor_of_gradient(how))
+
+
+def factor_of_gradient(how: Allreduce) -> float:
+    """Return the factor of the gradients that :func:`reducescatter` gathers; raise ValueError if it has none."""
     check_sum(how.chosen_op, "which alone have a gradient")
-    factor = how.prescale_factor * how.postscale_factor * (size() if how.chosen_op == Sum else 1)
-    return allgather(gradient * factor)
+    return how.prescale_factor * how.postscale_factor * (size() if how.chosen_op == Sum else 1)
 
 
 def reducescatter_async(
@@ -171,10 +189,9 @@ def start_reducescatter(what: str, tensors: Sequence[torch.Tensor], how: Allredu
 
 def _reduce_each(comm: Intracomm, tensors: Sequence[torch.Tensor], how: Allreduce, found: list[torch.Tensor]) -> None:
     """Append this rank's rows of the reduction of each tensor to `found`."""
-    op = how.chosen_op
+    op = how.check_group(tensors)
     for tensor in tensors:
-        _check_rows(tensor)
-        how.check_factors(tensor)
+        check_rows(tensor)
     for tensor in tensors:
         shares = [tensor.shape[0] // comm.size + (rank < tensor.shape[0] % comm.size) for rank in range(comm.size)]
         if how.compression is not None:

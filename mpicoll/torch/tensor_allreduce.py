@@ -12,6 +12,8 @@ from torch.distributed import ReduceOp
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.torch import tensor_collectives
+from mpicoll.torch.reductions_of_tensors import reduction
+from mpicoll.torch.tensor_memory import check_dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,7 @@ class Allreduce:
 
     def reduce_group(self, comm: Intracomm, tensors: Sequence[torch.Tensor]) -> None:
         """Scale and reduce several tensors, in place and blocking; short ones that are alike travel together."""
-        op = self.chosen_op
-        for tensor in tensors:
-            self.check_factors(tensor)
+        op = self.check_group(tensors)
         for tensor in tensors:
             scale(tensor, self.prescale_factor)
         if self.compression is None:
@@ -51,6 +51,25 @@ class Allreduce:
                 reduce_in_place(comm, tensor, op, self.compression)
         for tensor in tensors:
             scale(tensor, self.postscale_factor)
+
+    def check_group(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the operation; raise ValueError or TypeError if one of the tensors cannot be reduced by it.
+
+        What is refused before the first message is told to the other ranks.
+        """
+        op = self.chosen_op
+        if self.compression is not None:
+            check_sum(op, "with compression")
+        if isinstance(self.compression, ErrorFeedback) and len(tensors) > 1:
+            raise ValueError(f"compression: an ErrorFeedback is for one vector, not for {len(tensors)} tensors")
+        for tensor in tensors:
+            check_dense(tensor)
+            self.check_factors(tensor)
+            if self.compression is None:
+                reduction(op, tensor.dtype)
+            else:
+                tensor_collectives.check_compressible(tensor)
+        return op
 
     def check_factors(self, tensor: torch.Tensor) -> None:
         """Raise ValueError for factors of a tensor whose elements are integers or truth values."""

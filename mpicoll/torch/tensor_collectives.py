@@ -20,7 +20,7 @@ from mpicoll.torch.reductions_of_tensors import Reduction, divide, prepared, red
 from mpicoll.torch.tensor_memory import is_plain, memory, packed, plain_copy, readable, room_for, storage_place, unpack
 
 _PACK_NBYTES = 1 << 20
-"""Tensors of a coalesced call that together are no longer travel in one message."""
+"""Tensors of a coalesced call that have one dtype and together are no longer travel in one message."""
 
 
 def make_call(comm: Intracomm, function: Callable[..., None], *arguments: Any) -> None:
@@ -66,14 +66,13 @@ def _allreduce(comm: Intracomm, tensor: torch.Tensor, how: Reduction) -> None:
 
 def allreduce_coalesced(comm: Intracomm, tensors: Sequence[torch.Tensor], op: Any) -> None:
     """Reduce several tensors over all ranks, in place."""
-    together = sum(tensor.nbytes for tensor in tensors) <= _PACK_NBYTES
-    if len(tensors) > 1 and together and len({tensor.dtype for tensor in tensors}) == 1:
-        room = packed(tensors)
-        allreduce(comm, room, op)
-        unpack(room, tensors)
-        return
-    for tensor in tensors:
-        allreduce(comm, tensor, op)
+    for pack in tensor_memory.packs_of(tensors, _PACK_NBYTES):
+        if len(pack) == 1:
+            allreduce(comm, pack[0], op)
+        else:
+            room = packed(pack)
+            allreduce(comm, room, op)
+            unpack(room, pack)
 
 
 def sparse_allreduce(comm: Intracomm, tensor: torch.Tensor, op: Any) -> None:
@@ -124,8 +123,7 @@ def compressed_sum(
     TypeError
         If the elements are not real floating-point numbers.
     """
-    if not tensor.is_floating_point():
-        raise TypeError(f"compression: tensors of {tensor.dtype} cannot be compressed")
+    check_compressible(tensor)
 
     def write(room: torch.Tensor) -> None:
         single = room.to(torch.float32)
@@ -136,6 +134,12 @@ def compressed_sum(
             room.copy_(single)
 
     in_room(tensor, write)
+
+
+def check_compressible(tensor: torch.Tensor) -> None:
+    """Raise TypeError unless a tensor has real floating-point numbers."""
+    if not tensor.is_floating_point():
+        raise TypeError(f"compression: tensors of {tensor.dtype} cannot be compressed")
 
 
 def broadcast(comm: Intracomm, tensor: torch.Tensor, root: int) -> None:

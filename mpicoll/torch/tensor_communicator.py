@@ -20,6 +20,7 @@ from mpicoll.torch import tensor_collectives
 from mpicoll.torch.call_queue import QueuedWork
 from mpicoll.torch.differentiable import is_recorded, with_gradient
 from mpicoll.torch.tensor_allreduce import Allreduce, check_sum
+from mpicoll.torch.tensor_memory import check_rows
 from mpicoll.torch.world import make, rank, size, start
 
 Average, Sum, Min, Max, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
@@ -201,8 +202,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None) -> QueuedWork
 
 def gather_rows(comm: Intracomm, tensor: torch.Tensor, counts: np.ndarray, found: list[torch.Tensor]) -> None:
     """Append a tensor with the rows of all ranks to `found`; write their numbers to `counts`."""
-    if not tensor.dim():
-        raise ValueError("tensor: it has no dimension to join it along")
+    check_rows(tensor)
     comm.Allgather(np.array([tensor.shape[0]], np.int64), counts)
     found.append(tensor_collectives.gathered_rows(comm, tensor.contiguous(), counts.tolist()))
 

@@ -156,6 +156,28 @@ def waited_for(argument: Any) -> Any:
     return argument
 
 
+def check_rows(tensor: torch.Tensor) -> None:
+    """Raise ValueError or TypeError unless a tensor has rows that can be communicated."""
+    check_dense(tensor)
+    if not tensor.dim():
+        raise ValueError("tensor: it has no dimension, of which its rows would be")
+    checked_dtype(tensor.new_empty(0))
+
+
+def packs_of(tensors: Sequence[torch.Tensor], nbytes: int) -> list[list[torch.Tensor]]:
+    """Return tensors that may travel together: of one dtype, at most `nbytes` in total unless it is only one."""
+    packs: list[list[torch.Tensor]] = []
+    open_packs: dict[torch.dtype, tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        pack, total = open_packs.get(tensor.dtype, ([], 0))
+        if not pack or total + tensor.nbytes > nbytes:
+            pack, total = [], 0
+            packs.append(pack)
+        pack.append(tensor)
+        open_packs[tensor.dtype] = pack, total + tensor.nbytes
+    return packs
+
+
 def storage_place(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage; raise as :func:`check_dense` does."""
     check_dense(tensor)

@@ -174,9 +174,9 @@ def make(what: str, function: Callable[..., None], *arguments: Any) -> None:
 
 
 def synchronize(handle: QueuedWork) -> Any:
-    """Wait until an asynchronous call has ended; return what the blocking call returns.
+    """Wait until an asynchronous call has ended; return its output, or the list of outputs of a grouped call.
 
-    Of ``alltoall_async`` that is the pair of the output and the received splits.
+    Of ``alltoall_async`` it is a pair, see there.
 
     Raises
     ------

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from mpi4py import MPI
 
+import mpicoll
 import mpicoll.torch as hvd
 from mpicoll.errors import RemoteError
+from mpicoll.torch import tensor_memory
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("initialized")]
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -56,6 +60,23 @@ def test_gradient_of_alltoall() -> None:
     (found * (RANK + 1)).sum().backward()
     assert not received.requires_grad
     assert given.grad.tolist() == [[to + 1.0] * 3 for to in RANKS for _ in range(to + RANK)]
+
+
+def test_memory_of_alltoall_is_let_go() -> None:
+    """Without the collector of cycles; and the program may write to what it got."""
+    given = torch.ones(SIZE, 2, requires_grad=True)
+    gc.disable()
+    try:
+        found, received = hvd.alltoall(given, torch.ones(SIZE, dtype=torch.uint8))
+        received.zero_()
+        found.sum().backward()
+        known = weakref.ref(found)
+        del found
+        assert known() is None
+    finally:
+        gc.enable()
+    assert received.dtype == torch.int32
+    assert (given.grad == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -152,13 +173,66 @@ def test_compressed_grouped_allreduce() -> None:
     assert all((each == SIZE).all() for each in found)
 
 
-def test_a_wrong_group_is_refused_on_all_ranks() -> None:
-    wrong = [torch.ones(1), torch.ones(1, dtype=torch.int32)]
-    with pytest.raises(ValueError, match="postscale_factor"):
-        hvd.grouped_allreduce(wrong, op=hvd.Sum, postscale_factor=2.0)
-    if SIZE > 1:
-        with pytest.raises(ValueError if RANK == 0 else RemoteError, match="postscale_factor"):
-            hvd.grouped_allreduce(wrong, op=hvd.Sum, postscale_factor=2.0 if RANK == 0 else 1.0)
+def sparse() -> torch.Tensor:
+    return torch.ones(3).to_sparse()
+
+
+WRONG = {
+    "factor": lambda ok: hvd.grouped_allreduce_([ok, ok.int()], op=hvd.Sum, postscale_factor=2.0),
+    "operation": lambda ok: hvd.grouped_allreduce_([ok, ok.cfloat()], op=hvd.Max),
+    "layout": lambda ok: hvd.grouped_allreduce_([ok, sparse()]),
+    "compressed": lambda ok: hvd.grouped_allreduce_([ok, ok.int()], compression="int8"),
+    "feedback": lambda ok: hvd.grouped_allreduce_([ok, ok + 1], compression=mpicoll.ErrorFeedback("int8")),
+    "gather": lambda ok: hvd.synchronize(hvd.grouped_allgather_async([ok, torch.tensor(1.0)])),
+    "scatter": lambda ok: hvd.grouped_reducescatter([ok, ok.cfloat()], op=hvd.Min),
+    "rows": lambda ok: hvd.alltoall(sparse(), [1] * SIZE),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_tensors_are_refused_before_the_first_message(name: str) -> None:
+    """So that the other ranks hear of it, and the first tensor is as it was."""
+    given = torch.ones(3)
+    with pytest.raises((ValueError, TypeError)):
+        WRONG[name](given)
+    assert given.tolist() == [1.0] * 3
+    assert hvd.allreduce(given, op=hvd.Sum).tolist() == [SIZE] * 3  # calls still belong together
+    if RANK == 0:
+        with pytest.raises((ValueError, TypeError)):
+            WRONG[name](given)
+    else:
+        with pytest.raises(RemoteError):
+            hvd.allreduce(given)
+
+
+@pytest.mark.parametrize("call", [hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter])
+def test_ranks_may_use_different_results_of_a_group(call: Any) -> None:
+    """Of one backward pass; the gradient of the first tensor comes from rank 0, that of the others from the rest."""
+    given = [torch.ones(SIZE, requires_grad=True), torch.ones(SIZE, 2), torch.ones(SIZE, 2, requires_grad=True)]
+    found = call(each for each in given)
+    assert len(found) == 3
+    found[0 if RANK == 0 else 2].sum().backward()
+    share = 1 / SIZE
+    if call is hvd.grouped_reducescatter:
+        assert given[0].grad.tolist() == [float(rank == 0) for rank in RANKS]
+        assert given[2].grad.tolist() == [[float(rank > 0)] * 2 for rank in RANKS]
+    else:
+        torch.testing.assert_close(given[0].grad, torch.full((SIZE,), share))
+        torch.testing.assert_close(given[2].grad, torch.full((SIZE, 2), 1 - share))
+    assert given[1].grad is None
+
+
+def test_many_tensors_of_several_types() -> None:
+    """They travel in packs of one type, up to a MiB long."""
+    types = [torch.float32, torch.float64, torch.int64]
+    given = [torch.full((30_000 + i,), RANK + i, dtype=types[i % 3]) for i in range(40)]
+    packs = tensor_memory.packs_of(given, 1 << 20)
+    assert sum(map(len, packs)) == 40
+    assert 3 < len(packs) < 15
+    assert all(sum(each.nbytes for each in pack) <= 1 << 20 for pack in packs)
+    for i, each in enumerate(hvd.grouped_allreduce(given, op=hvd.Sum)):
+        assert (each == sum(rank + i for rank in RANKS)).all()
+        assert each.dtype == types[i % 3]
 
 
 @both(hvd.grouped_allgather, hvd.grouped_allgather_async)
