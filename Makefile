@@ -80,9 +80,9 @@ test-exhaustive: warmup  ## every algorithm x op x type x count x size; an hour 
 	MPICOLL_TEST_EXHAUSTIVE=1 $(BIN)/python -m tests.mpirun -n $(RANKS) --timeout 14400 --test-timeout 900 \
 	    -m pytest -q --with-mpi tests/mpi/test_exact.py $(ARGS)
 
-# Two at a time; tests/system/conftest.py says which ones, and gives those the machine that need it.
+# Two at a time, since they wait for most of their time; tests/system/conftest.py gives those the machine that need it.
 test-system: warmup  ## tests that launch whole programs
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder $(or $(SYSTEM),tests/system) $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(or $(SYSTEM),tests/system) $(ARGS)
 
 $(VENV)/torch: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.6"

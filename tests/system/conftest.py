@@ -1,10 +1,8 @@
 """Two whole programs at a time (``make test-system``), but one where a test needs all of the machine.
 
-Ranks that compute or exchange all the time take two to six times as long beside others of their kind, since the ranks
-of one program wait for those of it that have no core. The files of such programs (`BUSY`) run one after the other,
-beside files whose programs mostly wait: for a start, for a deadline. A test marked ``alone`` compares what is on the
-machine before and after, such as shared memory, or has programs with a deadline that is short even for a machine with
-nothing else to do: no other test of this folder runs beside it.
+Programs wait for most of their time: for each other at the start, and for deadlines. A test marked ``alone`` compares
+what is on the machine before and after, such as shared memory, or has programs with a deadline that is short even for
+a machine with nothing else to do: no other test of this folder runs beside it.
 """
 
 from __future__ import annotations
@@ -33,20 +31,11 @@ def _locked(path: Path, kind: int) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked off may still have it open
 
 
-BUSY = frozenset(f"test_{name}.py" for name in ("tools", "packaging", "train_cli", "resume", "shared_memory"))
-"""Files whose programs keep both cores busy: half of the whole time, so that both workers end together."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make one group for ``--dist loadgroup`` of all busy files, and one of each other file.
-
-    The busy ones come first, then long files. Files with a test marked ``alone`` come last, so that few others wait.
-    """
+    """Put files with a test marked ``alone`` last, so that few others wait for them; before them, long files first."""
     tests = Counter(item.path for item in items)
     waits = {item.path for item in items if item.get_closest_marker("alone") is not None}
-    items.sort(key=lambda item: (item.path.name not in BUSY, item.path in waits, -tests[item.path]))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("busy" if item.path.name in BUSY else item.path.stem))
+    items.sort(key=lambda item: (item.path in waits, -tests[item.path]))
 
 
 @pytest.hookimpl(wrapper=True)

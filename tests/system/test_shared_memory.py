@@ -19,7 +19,7 @@ FILES = ["tests/mpi/test_shared.py", "tests/mpi/test_shared_calls.py::test_opera
 @pytest.mark.parametrize("name", extent.first(1, ["slots only", "nothing", "no segments"]))
 def test_every_way_gives_the_same_results(name: str) -> None:
     arguments = ["-m", "pytest", "-q", "--with-mpi", "-p", "no:cacheprovider", *FILES]
-    outcome = run(4 if extent.ALL else 3, arguments, timeout=240, test_timeout=90, environment=SWITCHES[name])
+    outcome = run(4 if extent.ALL else 2, arguments, timeout=240, test_timeout=90, environment=SWITCHES[name])
     assert not outcome.hung, outcome.report
     assert outcome.returncode == 0, outcome.text[-6000:]
 
