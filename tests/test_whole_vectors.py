@@ -118,9 +118,12 @@ def test_a_datatype_with_the_handle_of_a_freed_one() -> None:
 
 
 def test_no_more_descriptions_are_kept_than_allowed(half: MPI.Datatype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is used after many others is kept, too."""
     monkeypatch.setattr(whole_vectors, "_MAX_KNOWN", 3)
     wholes = WholeVectors(2)
-    for displ in range(6):
-        whole = wholes.find([matrix(), [1, 0], [displ % 2 + 4 * (displ > 3), 0], half], written=False)
-        assert whole is not None
-    assert 0 < len(wholes._entries) <= 3
+    for displ in range(8):
+        assert wholes.find([matrix(), [1, 0], [displ % 2 + 4 * (displ > 3), 0], half], written=False) is not None
+        assert wholes.find([matrix(), [displ, 2]], written=False) is not None
+        for kept in (wholes._entries, wholes._lengths):
+            assert 0 < len(kept) <= 3
+    assert any(key[1] == (7, 2) for key in wholes._lengths)

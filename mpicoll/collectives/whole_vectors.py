@@ -25,8 +25,8 @@ class Lengths(NamedTuple):
     counts, total
         Elements of each part, and of all.
     places
-        Where the parts are on the first axis of the caller's array, in rank order; empty if all its elements from the
-        first one are.
+        Slices of the first axis of the caller's array that hold the parts, in rank order; empty if the parts are the
+        first elements of the array, one after the other.
     overlap
         True if two parts have an element in common.
     """
@@ -109,8 +109,8 @@ class WholeVectors:
             if found is None:
                 return None
             array, lengths = found
-            if key is not None and len(self._lengths) < _MAX_KNOWN:
-                self._lengths[key] = lengths
+            if key is not None:
+                _keep(self._lengths, key, lengths)
         else:
             array = array.reshape(-1)
         return _whole(array, lengths, written)
@@ -125,11 +125,16 @@ class WholeVectors:
             return None
         view, lengths = found
         if view.size:
-            if len(self._entries) >= _MAX_KNOWN:
-                self._entries.clear()  # most are of datatypes that have been freed
             offset = view.ctypes.data - array.ctypes.data
-            self._entries[key] = _Entries(view.shape, view.dtype, offset, view.strides, lengths)
+            _keep(self._entries, key, _Entries(view.shape, view.dtype, offset, view.strides, lengths))
         return _whole(view, lengths, written)
+
+
+def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
+    """Keep a description, and drop all others if there are too many: of freed datatypes, of lengths used once."""
+    if len(known) >= _MAX_KNOWN:
+        known.clear()
+    known[key] = made
 
 
 def _whole(array: np.ndarray, lengths: Lengths, written: bool) -> Whole | None:

@@ -12,6 +12,7 @@ from torch.distributed import ReduceOp
 from mpicoll.comm import Intracomm
 from mpicoll.compression import Compressor, ErrorFeedback
 from mpicoll.torch import tensor_collectives
+from mpicoll.torch.differentiable import has_gradient
 from mpicoll.torch.reductions_of_tensors import reduction
 from mpicoll.torch.tensor_memory import check_dense
 
@@ -72,10 +73,10 @@ class Allreduce:
         return op
 
     def check_factors(self, tensor: torch.Tensor) -> None:
-        """Raise ValueError for factors of a tensor whose elements are integers or truth values."""
+        """Raise ValueError for factors of a tensor that is neither real nor complex."""
         for name in ("prescale_factor", "postscale_factor"):
             factor = getattr(self, name)
-            if factor != 1.0 and not (tensor.is_floating_point() or tensor.is_complex()):
+            if factor != 1.0 and not has_gradient(tensor):
                 raise ValueError(f"{name}: {factor} with a tensor of {tensor.dtype}, which is not scaled")
 
 

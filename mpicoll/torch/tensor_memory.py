@@ -160,7 +160,7 @@ def check_rows(tensor: torch.Tensor) -> None:
     """Raise ValueError or TypeError unless a tensor has rows that can be communicated."""
     check_dense(tensor)
     if not tensor.dim():
-        raise ValueError("tensor: it has no dimension, of which its rows would be")
+        raise ValueError("tensor: it has no dimension, and so no rows")
     checked_dtype(tensor.new_empty(0))
 
 
