@@ -7,15 +7,13 @@ from typing import Any
 
 from mpicoll.buffers.held_memory import held
 from mpicoll.collectives.call_context import CallContext
-from mpicoll.collectives.interrupted_calls import abandon_start
+from mpicoll.collectives.interrupted_calls import abandon_turn
 from mpicoll.collectives.requests import JobRequest
-from mpicoll.communicator.channel import Channel
 from mpicoll.errors import CommunicatorBusy
 from mpicoll.kernels import nonblocking_calls
 from mpicoll.kernels.operation_words import AT_ONCE_NBYTES, DONE, OTHER, TOO_LONG
 from mpicoll.progress import progress_engine
 from mpicoll.progress.driver_thread import driver
-from mpicoll.shared_memory.nonblocking_lanes import NonblockingLane
 from mpicoll.shared_memory.shared_operation import SharedOperation
 
 
@@ -96,17 +94,8 @@ def start_quickly(
     except BaseException as error:  # of a signal handler
         if request is not None:
             request.give_up(error)
-        _abandon(channel, lane, error)
+        abandon_turn(channel, None if lane is None else lane.job, channel.dispatch.number, error)
         raise
     finally:
         lanes.is_busy = False
     return request
-
-
-def _abandon(channel: Channel, lane: NonblockingLane | None, error: BaseException) -> None:
-    """Break the channel after an exception that came while a call took its turn."""
-    if lane is not None:
-        abandon_start(channel, lane.job, channel.dispatch.number, error)
-    if channel.broken is None:
-        channel.break_off(error)  # it is not known which lane is next
-        channel.watchdog.give_up(channel.dispatch.number, error)

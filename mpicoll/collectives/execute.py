@@ -15,6 +15,7 @@ from mpicoll.collectives import (
     on_shared_memory,
     plan_cache,
     select,
+    shared_requests,
     validate,
 )
 from mpicoll.collectives.call_context import AnyOp, CallArguments, CallContext, is_auto
@@ -214,7 +215,7 @@ def _start_alone(scope: CallContext, made: CallArguments) -> Request:
     settle(scope.channel, scope.timeout)
     task = validate.prepare(scope, made)
     if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
-        return on_shared_memory.SharedRequest(task, scope.timeout)
+        return shared_requests.SharedRequest(task, scope.timeout)
     if isinstance(task, CheckedOperation):
         return NonblockingMessageRequest(task, scope.timeout)
     assert isinstance(task, NativeOperation)  # parts arrive in blocking calls only
@@ -232,9 +233,9 @@ def _keep_alone(scope: CallContext, made: CallArguments) -> PersistentRequest:
     settle(scope.channel, scope.timeout)
     task = validate.prepare(scope, made)
     if isinstance(task, CheckedOperation) and task.algorithm in select.ON_NODE:
-        lane = on_shared_memory.find_lane(task, scope.timeout)
+        lane = shared_requests.find_lane(task, scope.timeout)
         if lane.number >= 0:
-            return on_shared_memory.PersistentSharedRequest(task, lane, scope.timeout)
+            return shared_requests.PersistentSharedRequest(task, lane, scope.timeout)
         task = validate.prepare(scope.by_messages(), made._replace(algorithm=None))
     if isinstance(task, CheckedOperation):
         try:

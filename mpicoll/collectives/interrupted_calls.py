@@ -62,6 +62,18 @@ def abandon_start(channel: Channel, job: np.ndarray, number: int, error: BaseExc
         SharedOperation(channel, job, number, WAITING).fail(error)
 
 
+def abandon_turn(channel: Channel, job: np.ndarray | None, number: int, error: BaseException) -> None:
+    """Break the channel after an exception that came while a nonblocking call took its turn in a lane.
+
+    An operation that compiled code has begun in `job` is abandoned; None stands for no job.
+    """
+    if job is not None:
+        abandon_start(channel, job, number, error)
+    if channel.broken is None:
+        channel.break_off(error)  # it is not known which lane is next
+        channel.watchdog.give_up(number, error)
+
+
 def abandon_plan(channel: Channel, plan: Plan, number: int, error: BaseException, owner: Any) -> None:
     """Abandon a persistent operation by messages, if compiled code has begun it; `owner` is that of its memory."""
     if channel.broken is None and plan.table.is_running:

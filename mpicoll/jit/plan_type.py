@@ -23,8 +23,8 @@ from numba.extending import (
     unbox,
 )
 
-from mpicoll.collectives.on_shared_memory import PersistentSharedRequest
 from mpicoll.collectives.requests import FREED, PersistentRequest
+from mpicoll.collectives.shared_requests import PersistentSharedRequest
 from mpicoll.kernels import executor
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
 

@@ -142,11 +142,11 @@ def waiting_for_several(method: Callable[..., Any], recorder: CallRecorder) -> C
 def wrap_classes(recorder: CallRecorder) -> None:
     """Wrap the methods of mpicoll's communicators and requests, for the rest of the process."""
     from mpicoll import comm
-    from mpicoll.collectives import on_shared_memory, request_lists, requests
+    from mpicoll.collectives import request_lists, requests, shared_requests
     from mpicoll.objects import pickling
     from mpicoll.program import library_first
 
-    del on_shared_memory  # imported for its classes of requests
+    del shared_requests  # imported for its classes of requests
     recorder.transport, recorder.dumps = _transport, pickling.dumps
     observed = _observed(recorder)
     for cls in dict.fromkeys(base for kind in comm.CLASSES.values() for base in kind.__mro__):

@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.collectives import alltoallw, dispatched_requests, message_requests, on_shared_memory
+from mpicoll.collectives import alltoallw, dispatched_requests, message_requests, on_shared_memory, shared_requests
 from mpicoll.errors import CommunicatorBroken, RemoteError
 from mpicoll.interface import blocking
 from mpicoll.kernels.operation_words import DONE, OTHER, WAITING
@@ -88,7 +88,8 @@ CALLS: dict[str, Callable[[Intracomm], Callable[[], Any]]] = {
 def interrupt(patch: pytest.MonkeyPatch) -> None:
     """Raise KeyboardInterrupt after each compiled function that begins calls, if the call has not ended."""
     patch.setattr(blocking, "call", Interrupting(blocking.call))
-    patch.setattr(on_shared_memory, "begin", Interrupting(on_shared_memory.begin))
+    for module in (on_shared_memory, shared_requests):
+        patch.setattr(module, "begin", Interrupting(module.begin))
     begins = Interrupting(message_requests.nonblocking_calls.begin_messages)
     patch.setattr(message_requests, "nonblocking_calls", SimpleNamespace(begin_messages=begins))
     patch.setattr(reductions, "reduce_objects", InterruptingObjects(reductions.reduce_objects))
@@ -162,6 +163,31 @@ def test_the_others_hear_of_a_long_call_that_was_interrupted(status: str) -> Non
 
 def raise_interrupt(*arguments: Any) -> int:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["its lane was taken", "it was begun"])
+def test_the_others_hear_of_a_nonblocking_call_that_was_interrupted_after(place: str) -> None:
+    """On the general path, which a communicator's first call takes."""
+    made = Intracomm(WORLD.Dup(), timeout=20)
+    if made.channel.node is None:
+        pytest.skip("made by messages")
+    begin = time.monotonic()
+    if made.rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            if place == "its lane was taken":
+                patch.setattr(shared_requests, "QueuedOperation", raise_interrupt)
+            else:
+                begun = shared_requests.begin.run
+                patch.setattr(shared_requests, "begin", SimpleNamespace(run=lambda job: raise_interrupt(begun(job))))
+            with pytest.raises(KeyboardInterrupt):
+                made.Iallreduce(np.ones(COUNT), np.zeros(COUNT))
+        with pytest.raises(CommunicatorBroken):
+            made.Iallreduce(np.ones(COUNT), np.zeros(COUNT))
+    else:
+        with pytest.raises(RemoteError, match="rank 0 gave up: KeyboardInterrupt"):
+            twice(made.Iallreduce(np.ones(COUNT), np.zeros(COUNT)).Wait, made.Barrier)
+    assert time.monotonic() - begin < 10
+    WORLD.Barrier()
 
 
 @pytest.mark.parametrize("place", ["after the first round", "between rounds"])

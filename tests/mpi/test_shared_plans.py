@@ -10,9 +10,9 @@ import pytest
 from mpi4py import MPI
 
 from mpicoll import Intracomm
-from mpicoll.collectives import on_shared_memory
+from mpicoll.collectives import shared_requests
 from mpicoll.collectives.message_requests import MessageRequest
-from mpicoll.collectives.on_shared_memory import PersistentSharedRequest
+from mpicoll.collectives.shared_requests import PersistentSharedRequest
 from mpicoll.errors import CommunicatorBroken
 from mpicoll.shared_memory.domain_memory import PLAN_LANES, STAGE_NBYTES
 from tests.mpi.memory import HERE, KINDS, place
@@ -185,14 +185,14 @@ def test_a_result_is_in_its_buffer_before_the_operation_has_ended(
     """For a thread that waits for it while another one drives it."""
     wide = np.ones(comm.size * COUNTS[-1])
     plan = comm.Reduce_scatter_block_init(MPI.IN_PLACE, wide)  # made aside, since others read what it overwrites
-    unload, ended = on_shared_memory._unload, []
+    unload, ended = shared_requests.unload, []
 
     def seen(task: Any, *arguments: Any) -> None:
         if task.collective == "reduce_scatter":
             ended.append(plan.Get_status())
         unload(task, *arguments)
 
-    monkeypatch.setattr(on_shared_memory, "_unload", seen)
+    monkeypatch.setattr(shared_requests, "unload", seen)
     plan.Start()
     comm.Barrier()
     plan.Wait()
