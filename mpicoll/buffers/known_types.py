@@ -27,6 +27,9 @@ _noted = itertools.count()
 _PATIENCE = 64
 """So many datatypes are entered without one being found by a call; after that, one in as many is."""
 _left = _PATIENCE
+_is_entering = False
+"""True while a datatype is entered. A second thread, or a signal handler, that entered the same datatype in another row
+would leave the first row behind when the datatype is freed, since a datatype has one attribute."""
 
 
 def note(datatype: MPI.Datatype, typemap: Typemap) -> None:
@@ -34,6 +37,17 @@ def note(datatype: MPI.Datatype, typemap: Typemap) -> None:
 
     If a program frees most of its datatypes before they are used again, few of them are entered.
     """
+    global _is_entering
+    if _is_entering:
+        return
+    _is_entering = True  # read and set without a break, see NonblockingLanes
+    try:
+        _enter(datatype, typemap)
+    finally:
+        _is_entering = False
+
+
+def _enter(datatype: MPI.Datatype, typemap: Typemap) -> None:
     global _left
     turn = next(_noted)
     if _left <= 0 and turn % _PATIENCE:

@@ -15,7 +15,7 @@ from mpicoll.buffers import known_types
 from mpicoll.buffers.flat_buffer import view_at
 from mpicoll.buffers.plain_specs import Apart, array_of
 from mpicoll.buffers.typemap import typemap_of
-from mpicoll.kernels import dispatch_table, packed_views
+from mpicoll.kernels import dispatch_table, packed_views, strided_copy
 from mpicoll.kernels.decorators import DISABLED, uncached_kernel
 from mpicoll.kernels.operation_words import DONE
 from mpicoll.kernels.reduce import DTYPES
@@ -209,6 +209,29 @@ def test_entries_whose_bytes_could_overflow_are_left_to_python(dispatch: FastDis
     assert packed(dispatch, [array, 1 << 30, many]) is None
     inner.Free()
     many.Free()
+
+
+def test_a_datatype_that_two_threads_enter_at_once_is_gone_when_it_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    column, entering, nested = MPI.DOUBLE.Create_vector(4, 1, 3).Commit(), known_types._row_of, []
+
+    def row_of(*given: Any) -> list[int] | None:
+        if not nested:
+            nested.append(True)
+            known_types.note(*given)  # what another thread, or a signal handler, does meanwhile
+        return entering(*given)
+
+    def rows() -> int:
+        entered = known_types._rows[:, packed_views.TYPE_LAYOUT + strided_copy.NBYTES] != 0
+        return int(np.sum(entered & (known_types._rows[:, packed_views.HANDLE] == word)))
+
+    monkeypatch.setattr(known_types, "_row_of", row_of)
+    monkeypatch.setattr(known_types, "_left", 1)
+    word = known_types.handle_word(column)
+    known_types.note(column, typemap_of(column))
+    assert nested
+    assert rows() == 1
+    column.Free()
+    assert rows() == 0
 
 
 def test_handles_are_read_as_compiled_code_reads_them() -> None:
