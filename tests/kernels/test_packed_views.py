@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -211,27 +211,44 @@ def test_entries_whose_bytes_could_overflow_are_left_to_python(dispatch: FastDis
     many.Free()
 
 
+class Rows(np.ndarray):
+    """Rows of known types; `meanwhile` is called before one is written, as another thread or a signal handler may."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def __setitem__(self, where: Any, value: Any) -> None:
+        call, Rows.meanwhile = (Rows.meanwhile, None) if isinstance(value, list) else (None, Rows.meanwhile)
+        if call is not None:
+            call()
+        super().__setitem__(where, value)
+
+
 def test_a_datatype_that_two_threads_enter_at_once_is_gone_when_it_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    column, entering, nested = MPI.DOUBLE.Create_vector(4, 1, 3).Commit(), known_types._row_of, []
+    column, other = MPI.DOUBLE.Create_vector(4, 1, 3).Commit(), MPI.DOUBLE.Create_vector(4, 1, 4).Commit()
+    word, rows = known_types.handle_word(column), known_types._rows.view(Rows)
 
-    def row_of(*given: Any) -> list[int] | None:
-        if not nested:
-            nested.append(True)
-            known_types.note(*given)  # what another thread, or a signal handler, does meanwhile
-        return entering(*given)
+    def found() -> int:
+        entered = rows[:, packed_views.TYPE_LAYOUT + strided_copy.NBYTES] != 0
+        return int(np.sum(entered & (rows[:, packed_views.HANDLE] == word)))
 
-    def rows() -> int:
-        entered = known_types._rows[:, packed_views.TYPE_LAYOUT + strided_copy.NBYTES] != 0
-        return int(np.sum(entered & (known_types._rows[:, packed_views.HANDLE] == word)))
+    def enter(datatype: MPI.Datatype) -> None:
+        known_types.note(datatype, typemap_of(datatype))
 
-    monkeypatch.setattr(known_types, "_row_of", row_of)
-    monkeypatch.setattr(known_types, "_left", 1)
-    word = known_types.handle_word(column)
-    known_types.note(column, typemap_of(column))
-    assert nested
-    assert rows() == 1
+    def enter_both() -> None:
+        enter(other)  # in the row that the first thread has chosen
+        enter(column)
+
+    monkeypatch.setattr(known_types, "_rows", rows)
+    monkeypatch.setattr(known_types, "_left", 9)
+    monkeypatch.setattr(packed_views, "type_entry", lambda handle: 0)
+    monkeypatch.setattr(Rows, "meanwhile", enter_both)
+    rows[:2] = 0
+    enter(column)
+    assert Rows.meanwhile is None
+    assert found() == 1
     column.Free()
-    assert rows() == 0
+    assert found() == 0
+    other.Free()
 
 
 def test_handles_are_read_as_compiled_code_reads_them() -> None:
