@@ -84,6 +84,8 @@ def memory_of(data: Any, argument: str, writable: bool) -> np.ndarray:
     TypeError, ValueError
         For an object that is no buffer, and for a read-only buffer that has to be written.
     """
+    if data is MPI.IN_PLACE:
+        raise TypeError(f"{argument}: MPI.IN_PLACE is not possible here")
     if isinstance(data, np.ndarray):
         return np.ndarray.view(data, np.ndarray) if isinstance(data, np.ma.MaskedArray) else data
     if data is None or (isinstance(data, (int, float, complex)) and not isinstance(data, np.generic)):

@@ -338,6 +338,7 @@ WRONG_TARGETS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "list": (lambda: [1.0, 2.0, 3.0, 4.0], TypeError, "4.0 is not a datatype"),
     "nothing": (lambda: None, TypeError, "None is not a buffer"),
     "number": (lambda: 4.0, TypeError, "4.0 is not a buffer"),
+    "in_place": (lambda: MPI.IN_PLACE, TypeError, "MPI.IN_PLACE is not possible here"),
     "object": (lambda: np.array([None] * 4), TypeError, "dtype object"),
     "text": (lambda: np.array(["ab"] * 4), TypeError, "dtype <U2"),
     "byte_text": (lambda: np.array([b"abc"] * 4), TypeError, "dtype |S3"),
@@ -365,7 +366,7 @@ WRONG_TARGETS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 READ_TOO = [
     name
     for name, (_, _, text) in WRONG_TARGETS.items()
-    if text not in ("read-only", "broadcast view") and name != "nothing"  # as sendbuf None is IN_PLACE
+    if text not in ("read-only", "broadcast view") and name not in ("nothing", "in_place")  # as sendbuf None is IN_PLACE
 ]
 
 
