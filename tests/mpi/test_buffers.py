@@ -366,7 +366,8 @@ WRONG_TARGETS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 READ_TOO = [
     name
     for name, (_, _, text) in WRONG_TARGETS.items()
-    if text not in ("read-only", "broadcast view") and name not in ("nothing", "in_place")  # as sendbuf None is IN_PLACE
+    if text not in ("read-only", "broadcast view")
+    and name not in ("nothing", "in_place")  # as sendbuf None is IN_PLACE
 ]
 
 
