@@ -1,7 +1,7 @@
 """Gatherv and Scatterv on shared memory in one compiled call, from the caller's specifications to the result.
 
 See `counted_parts` for what the ranks do. Here arguments are read: arrays of this rank's part, and at the root the
-array of all parts with counts and displacements.
+array of all parts with counts and displacements, or entries of derived datatypes.
 """
 
 from .atomics import load
@@ -57,6 +57,8 @@ from .operation_words import (
     read_word,
 )
 from .operation_words import METHOD as JOB_METHOD
+from .packed_blocks import packed_blocks
+from .packed_views import begin_packed, end_packed, packed_in
 from .scattered_parts import has_room
 from .uneven_parts import hash_of_counts
 from .vector_specs import arrays_are_apart, nbytes_of, read_fitting
@@ -86,13 +88,9 @@ def _fits(table, job, part, whole, own):
 
 
 @helper
-def _describe_root(table, job, part, spec):
+def _describe_root(table, job, part, whole):
     """Write the root's words; return how many bytes all parts have, -1 for arguments that are left to Python."""
-    size, gathers = get(job, SIZE), get(job, COLLECTIVE) == GATHER
-    counts, place = job + 8 * read_word(size), 0
-    whole = read_fitting(table, spec, size, counts, gathers)
-    if whole == 0:
-        return -1
+    gathers, counts, place = get(job, COLLECTIVE) == GATHER, job + 8 * read_word(get(job, SIZE)), 0
     if part != get(table, IN_PLACE):
         if not _fits(table, job, part, whole, load(counts + 8 * get(job, RANK))):
             return -1
@@ -118,17 +116,22 @@ def _describe_part(table, job, part):
     return get(job, PART_NBYTES)
 
 
-@linked(*["int64"] * 6)
-def make_counted(table, collective, part, whole, root):
-    """Make a Gatherv or Scatterv; see `call_counted`."""
-    job = get(table, JOB)
-    if not is_open(table, job) or (collective == SCATTER and not has_room(get(job, SIZE), get(job, SLOT_NBYTES))):
+@helper
+def _is_possible(table, job, collective):
+    """Return whether a call can be made from here now."""
+    return is_open(table, job) and (collective != SCATTER or has_room(get(job, SIZE), get(job, SLOT_NBYTES)))
+
+
+@helper
+def _make(table, job, collective, part, whole, root):
+    """Make a call of arrays; at the root the counts of parts of `whole` have been read to the job, 0 is no array."""
+    is_root = get(job, RANK) == root
+    if is_root and whole == 0:
         return OTHER
     put(job, COLLECTIVE, collective)
     put(job, ROOT, root)
-    is_root = get(job, RANK) == root
-    part, plan = array_in(table, part, 0, 1, True), get(table, counted_plan_entry(collective, is_root))
     nbytes = _describe_root(table, job, part, whole) if is_root else _describe_part(table, job, part)
+    plan = get(table, counted_plan_entry(collective, is_root))
     if plan == 0 or nbytes < 0:
         return OTHER
     put(job, CALL, counted_call(collective, root))
@@ -143,9 +146,34 @@ def make_counted(table, collective, part, whole, root):
     return progress(job, 0) if nbytes <= AT_ONCE_NBYTES else WAITING
 
 
+@linked(*["int64"] * 6)
+def _make_call(table, collective, part, whole, root):
+    """Make a Gatherv or Scatterv of ordinary arrays; see `call_counted`."""
+    job, size, gathers = get(table, JOB), get(get(table, JOB), SIZE), collective == GATHER
+    if not _is_possible(table, job, collective):
+        return OTHER
+    if get(job, RANK) == root:
+        whole = read_fitting(table, whole, size, job + 8 * read_word(size), gathers)
+    return _make(table, job, collective, array_in(table, part, 0, 1, True), whole, root)
+
+
+@linked(*["int64"] * 6)
+def _make_packed_call(table, collective, part, whole, root):
+    """Make a Gatherv or Scatterv whose arguments may be entries of derived datatypes; see `call_counted`."""
+    job, size, gathers = get(table, JOB), get(get(table, JOB), SIZE), collective == GATHER
+    if not _is_possible(table, job, collective) or not begin_packed(table):
+        return OTHER
+    place, numbers = int(gathers), job + 8 * read_word(size)
+    if get(job, RANK) == root:
+        packed = packed_blocks(table, whole, place, size, numbers, not gathers)
+        whole = packed if packed != 0 else read_fitting(table, whole, size, numbers, gathers)
+    part = array_in(table, packed_in(table, part, 1 - place, 1, 0, gathers), 1 - place, 1, True)
+    return end_packed(table, _make(table, job, collective, part, whole, root))
+
+
 @takes_objects("int64", "int64", "object", "object", "int64")
 def call_counted(table, collective, part, whole, root):
-    """Make a blocking Gatherv or Scatterv of ordinary arrays, or begin it; return a status as `dispatch.call` does.
+    """Make a blocking Gatherv or Scatterv, or begin it; return a status as `dispatch.call` does, with PACKED.
 
     Parameters
     ----------
@@ -160,7 +188,8 @@ def call_counted(table, collective, part, whole, root):
     root : int
         A rank of the communicator.
     """
-    return make_counted(table, collective, part, whole, root)
+    status = _make_call(table, collective, part, whole, root)
+    return status if status != OTHER else _make_packed_call(table, collective, part, whole, root)
 
 
 @short_kernel("int64", "int64")

@@ -55,12 +55,15 @@ calls are made by messages: up to that length a plan serves all buffers."""
     PENDING,  # 1 if the call has a result that has to be unpacked
     BASE,  # to which the layout of the result is relative
     LONGEST_COPY,  # bytes of the longest packed copy
-    _LAYOUTS,  # layout of the entries of sendbuf, of recvbuf, and of a packed copy
-) = range(8)
-_FLAT = _LAYOUTS + 2 * LAYOUT_WORDS
+    BLOCKS,  # number of blocks of entries that the result has, see `packed_blocks`; 0: it has entries alone
+    ENTRY_NBYTES,  # bytes of an entry of these blocks
+    LAYOUTS,  # layout of the entries of sendbuf, of recvbuf, and of a packed copy
+) = range(10)
+_FLAT = LAYOUTS + 2 * LAYOUT_WORDS
 _CURSORS = _FLAT + LAYOUT_WORDS
 COPIES = _CURSORS + CURSORS
-"""Words before the packed copies in the room of a communicator."""
+"""Words before the packed copies in the room of a communicator. Behind them are two words for each rank: the place of
+its block in recvbuf, in bytes, and its number of entries."""
 
 (
     HANDLE,
@@ -89,7 +92,7 @@ def type_entry(handle):
 
 
 @helper
-def _known_type(packing, datatype, header):
+def known_type(packing, datatype, header):
     """Return the address of the row of a datatype; 0 for any object that is no known one."""
     if load(datatype + header - 8) != load(packing + 8 * DATATYPE_TYPE):
         return 0
@@ -104,10 +107,11 @@ def _known_type(packing, datatype, header):
 
 
 @helper
-def _lie_inside(row, count, nbytes):
-    """Say whether so many entries, at least one, are in an array of so many bytes."""
-    last = (count - 1) * load(row + 8 * EXTENT)
-    return min(last, 0) + load(row + 8 * LOW) >= 0 and max(last, 0) + load(row + 8 * HIGH) <= nbytes
+def lie_inside(row, first, count, nbytes):
+    """Say whether so many entries, at least one, are in an array of so many bytes, entry number `first` on."""
+    extent = load(row + 8 * EXTENT)
+    begin, end = first * extent, (first + count - 1) * extent
+    return min(begin, end) + load(row + 8 * LOW) >= 0 and max(begin, end) + load(row + 8 * HIGH) <= nbytes
 
 
 @helper
@@ -120,11 +124,11 @@ def _number_of_entries(table, row, items, number, blocks, nbytes):
         count = nbytes // extent if extent > 0 and nbytes % extent == 0 else -1
         if count % blocks != 0:
             return -1
-    return count if 0 < count < MOST_BYTES and _lie_inside(row, count, nbytes) else -1
+    return count if 0 < count < MOST_BYTES and lie_inside(row, 0, count, nbytes) else -1
 
 
 @helper
-def _lay_out(layout, row, count):
+def lay_out(layout, row, count):
     """Write the layout of so many entries."""
     one = row + 8 * TYPE_LAYOUT
     added, dimensions = int(count > 1), load(one + 8 * DIMENSIONS)
@@ -140,7 +144,13 @@ def _lay_out(layout, row, count):
 
 
 @helper
-def _copy(packing, layout, base, packed, packs):
+def blocks_of(packing):
+    """Return the address of the words of blocks."""
+    return packing + 8 * COPIES + 2 * load(packing + 8 * LONGEST_COPY)
+
+
+@helper
+def copy_entries(packing, layout, base, packed, packs):
     """Copy the elements of a layout to a packed copy, or from it."""
     flat, cursors, nbytes = packing + 8 * _FLAT, packing + 8 * _CURSORS, load(layout + 8 * NBYTES)
     store(flat + 8 * NBYTES, nbytes)
@@ -166,10 +176,10 @@ def _packed_view(table, packing, row, place, base, count, dtype, flags, is_read)
     longest = load(packing + 8 * LONGEST_COPY)
     if nbytes > longest:
         return 0
-    layout, packed = packing + 8 * (_LAYOUTS + LAYOUT_WORDS * place), packing + 8 * COPIES + longest * place
-    _lay_out(layout, row, count)
+    layout, packed = packing + 8 * (LAYOUTS + LAYOUT_WORDS * place), packing + 8 * COPIES + longest * place
+    lay_out(layout, row, count)
     if is_read:
-        _copy(packing, layout, base, packed, True)
+        copy_entries(packing, layout, base, packed, True)
     if place == 1:
         store(packing + 8 * BASE, base)
         store(packing + 8 * PENDING, 1)
@@ -195,7 +205,7 @@ def packed_in(table, thing, place, blocks, reduces, is_read):
     array, packing = load(items), get(table, PACKING)
     if not is_plain(table, array, READABLE) or not is_in_c_order(table, array) or number_of_dtype(table, array) < 0:
         return thing
-    row = _known_type(packing, load(items + 8 * number - 8), get(table, HEADER))
+    row = known_type(packing, load(items + 8 * number - 8), get(table, HEADER))
     dtype = load(row + 8 * (MOVED + reduces)) if row != 0 else -1
     if dtype < 0:
         return thing
@@ -217,6 +227,7 @@ def begin_packed(table):
         return False
     store(packing + 8 * IN_USE, 1)
     store(packing + 8 * PENDING, 0)
+    store(packing + 8 * BLOCKS, 0)
     return True
 
 
@@ -227,11 +238,28 @@ def keep_places(table):
 
 
 @helper
+def copy_block(packing, layout, base, number, packed, packs):
+    """Copy block `number` of a result, or of a message, to its place in a packed copy, or from it; return its bytes."""
+    block = blocks_of(packing) + 16 * number
+    count = load(block + 8)
+    nbytes = count * load(packing + 8 * ENTRY_NBYTES)
+    store(layout + 8 * SHAPE, count)
+    store(layout + 8 * NBYTES, nbytes)
+    if nbytes:
+        copy_entries(packing, layout, base + load(block), packed, packs)
+    return nbytes
+
+
+@helper
 def _unpack(packing):
     """Copy the result, if there is one, from the packed copy to its places, and give the room back."""
     if load(packing + 8 * PENDING) != 0:
-        layout, longest = packing + 8 * (_LAYOUTS + LAYOUT_WORDS), load(packing + 8 * LONGEST_COPY)
-        _copy(packing, layout, load(packing + 8 * BASE), packing + 8 * COPIES + longest, False)
+        layout, base = packing + 8 * (LAYOUTS + LAYOUT_WORDS), load(packing + 8 * BASE)
+        packed, blocks = packing + 8 * COPIES + load(packing + 8 * LONGEST_COPY), load(packing + 8 * BLOCKS)
+        if blocks == 0:
+            copy_entries(packing, layout, base, packed, False)
+        for number in range(blocks):
+            packed += copy_block(packing, layout, base, number, packed, False)
     store(packing + 8 * IN_USE, 0)
 
 

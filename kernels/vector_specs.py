@@ -135,23 +135,31 @@ def read_blocks(table, spec, size, counts, displs):
         number -= 1
     elif number > 2:
         return 0
+    return array if read_places(table, items, number, size, counts, displs) else 0
+
+
+@helper
+def read_places(table, items, number, size, counts, displs):
+    """Read counts and displacements of blocks: items 1 and 2 of a specification of `number` items without a datatype.
+
+    Returns False for others; see `read_blocks`.
+    """
     if number < 2:
-        return 0
+        return False
     given, places = load(items + 8), 0
     if number == 3:
         places = load(items + 16)
     elif load(given + get(table, HEADER) - 8) == get(table, TUPLE_TYPE):
         number, items = items_of(table, given)
         if number != 2:
-            return 0
+            return False
         given, places = load(items), load(items + 8)
     if not _read_numbers(table, given, size, counts, False):
-        return 0
+        return False
     if places == 0 or places == get(table, NONE):
         _running_sum(counts, size, displs)
-    elif not _read_numbers(table, places, size, displs, True):
-        return 0
-    return array
+        return True
+    return _read_numbers(table, places, size, displs, True)
 
 
 @helper

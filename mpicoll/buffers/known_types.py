@@ -100,11 +100,11 @@ def handle_word(thing: MPI.Datatype | MPI.Op) -> int:
     return (handle + half) % (2 * half) - half
 
 
-def room_for_copies(longest: int) -> np.ndarray | None:
+def room_for_copies(longest: int, size: int) -> np.ndarray | None:
     """Return room for a communicator's packed copies of so many bytes; None where datatypes are of unknown form."""
     if MPI._addressof(MPI.INT) - id(MPI.INT) != header_nbytes():
         return None
-    room = np.empty(words.COPIES + 2 * longest // 8, np.int64)
+    room = np.empty(words.COPIES + 2 * longest // 8 + 2 * size, np.int64)
     room[: words.COPIES] = 0
     room[words.TYPES], room[words.DATATYPE_TYPE] = _rows.ctypes.data, id(MPI.Datatype)
     room[words.HANDLE_NBYTES], room[words.LONGEST_COPY] = MPI._sizeof(MPI.Datatype), longest

@@ -139,12 +139,8 @@ def _complete_packed(scope: CallContext, table: int, status: int, *call: Any) ->
     dispatch = scope.channel.dispatch
     if dispatch.running:
         dispatch.forget_packed()  # its result comes through memory of the plan
-    try:
+    with dispatch.unpacking():
         go_on(scope, table, status, *call)
-    except BaseException:
-        dispatch.forget_packed()
-        raise
-    dispatch.unpack()
 
 
 def _gather(scope: CallContext, table: int, collective: str, sendbuf: Any, recvbuf: Any, op: AnyOp, root: int) -> bool:

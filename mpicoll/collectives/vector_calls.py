@@ -36,6 +36,7 @@ from mpicoll.kernels.operation_words import (
     SCATTER,
     WAITING,
 )
+from mpicoll.kernels.packed_views import PACKED
 from mpicoll.kernels.uneven_calls import call_uneven, call_uneven_in
 from mpicoll.shared_memory.packed_calls import hash_of_offsets
 
@@ -110,9 +111,18 @@ class VectorCalls:
     def allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Make an Allgatherv."""
         status = call_uneven.run(self.table, ALLGATHER, sendbuf, recvbuf, None, None)
+        if status != DONE:
+            self._go_on_allgatherv(status, sendbuf, recvbuf)
+
+    def _go_on_allgatherv(self, status: int, sendbuf: Any, recvbuf: Any) -> None:
+        if status >= PACKED:
+            with self._scope.channel.dispatch.unpacking():
+                self._go_on_allgatherv(status - PACKED, sendbuf, recvbuf)
+            return
         plain = None  # of which a part may be a temporary array: it has to live until the call has ended
         if status == OTHER:
             plain = self._plain_allgatherv(sendbuf, recvbuf)
+            self._begin_packing(plain is not None and plain.whole is not None and plain.whole.apart is not None)
             status = self._call(ALLGATHER, plain)
         if status == OTHER:
             plain = None  # the general path takes what was given
@@ -207,9 +217,14 @@ class VectorCalls:
         part, whole
             The specifications of this rank's part, and of the root's parts of all ranks.
         """
+        if status >= PACKED:
+            with self._scope.channel.dispatch.unpacking():
+                self._go_on_rooted(number, status - PACKED, made, part, whole)
+            return
         ends = self._plain_ends(number, made.root, part, whole) if status == OTHER else None
         if ends is not None:
             part, whole = ends.part, ends.spec
+            self._begin_packing(ends.place is not None or (ends.whole is not None and ends.whole.apart is not None))
             status = call_counted.run(self.table, number, part, whole, made.root)
         if status == OTHER:
             run(self._scope, *made)
@@ -222,6 +237,11 @@ class VectorCalls:
         del kept
         if ends is not None:
             ends.unpack(number)
+
+    def _begin_packing(self, packs: bool) -> None:
+        """Let compiled code pack entries of derived datatypes from the next call on, if Python packs those of this."""
+        if packs:
+            self._scope.channel.dispatch.begin_packing(self._scope.channel.node is None)
 
     def _plain_ends(self, number: int, root: int, part_spec: Any, whole_spec: Any) -> _Ends | None:
         """Return the arrays of a Gatherv or Scatterv; None if they are not plain."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -165,13 +167,23 @@ class FastDispatch:
         """Let compiled code pack and unpack entries of derived datatypes."""
         if self._room is not None or not self.usable or not self._words[dispatch_table.LIST_TYPE]:
             return
-        room = room_for_copies(dispatch_table.STAGED_NBYTES if by_messages else packed_views.PACKED_NBYTES)
+        room = room_for_copies(dispatch_table.STAGED_NBYTES if by_messages else packed_views.PACKED_NBYTES, self._size)
         if room is not None and self._room is None:
             self._room = room
             self._words[dispatch_table.PACKING] = room.ctypes.data
 
-    def unpack(self) -> None:
-        """Copy the result of the call that has packed its arguments to its places, unless it was forgotten."""
+    @contextmanager
+    def unpacking(self) -> Iterator[None]:
+        """Return a block that completes a call which has packed its arguments; then its result is in its places."""
+        try:
+            yield
+        except BaseException:
+            self.forget_packed()
+            raise
+        self._unpack()
+
+    def _unpack(self) -> None:
+        """Copy the result to its places, unless the packed copies were forgotten."""
         assert self._room is not None
         packed_views.unpack_later.run(self._room.ctypes.data)
 

@@ -180,13 +180,13 @@ def test_what_is_forgotten_or_only_read_is_not_unpacked(dispatch: FastDispatch) 
     as_python_reads([array, 1, column])
     packed(dispatch, [array, 1, column])[...] = 7
     dispatch.forget_packed()
-    dispatch.unpack()
+    dispatch._unpack()
     assert not array.any()
     packed(dispatch, [array, 1, column], place=0)[...] = 7
     unpack(dispatch.address)
     assert not array.any()
     packed(dispatch, [array, 1, column])[...] = 7
-    dispatch.unpack()
+    dispatch._unpack()
     assert array.sum() == 28
     column.Free()
 

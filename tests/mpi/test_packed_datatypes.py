@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.collectives import execute
+from mpicoll.collectives.vector_calls import VectorCalls
 from tests.mpi.conftest import TIMEOUT, WORLD, refuse
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -100,6 +101,69 @@ def _every_call(comm: Intracomm, one: Columns, all_of_them: Columns, turn: int) 
 def test_every_collective(comm: Intracomm, columns: tuple[Columns, Columns]) -> None:
     for turn in range(2 * comm.size + 1):
         _every_call(comm, *columns, turn)
+
+
+def _vector_calls(comm: Intracomm, one: Columns, all_of_them: Columns, turn: int, late: int = -1) -> None:
+    """Make vector collectives of columns of which some are not moved; rank `late` comes late to each."""
+    rank, size = comm.rank, comm.size
+    root, values = turn % size, np.arange(float(one.found.size)) + turn
+    everybodys = values + 10 * np.arange(size)[:, None]
+    counts = [int((other + turn) % 3 != 0) for other in range(size)]
+    whole = [all_of_them.matrix, counts, list(range(size)), all_of_them.type]
+    wanted = everybodys * np.array(counts)[:, None]
+    mine = [everybodys[rank], counts[rank] * values.size]
+
+    def wait() -> None:
+        if rank == late:
+            time.sleep(0.02)
+
+    all_of_them.found[...] = 0
+    wait()
+    comm.Gatherv(mine, whole if rank == root else None, root)
+    all_of_them.check(wanted if rank == root else 0 * wanted)
+
+    all_of_them.found[...] = 0
+    wait()
+    comm.Allgatherv(mine, whole)
+    all_of_them.check(wanted)
+
+    all_of_them.found[...] = 0
+    all_of_them.found[rank] = everybodys[rank]
+    wait()
+    comm.Allgatherv(MPI.IN_PLACE, whole)
+    all_of_them.check(np.where(np.arange(size)[:, None] == rank, everybodys, wanted))
+
+    all_of_them.found[...] = everybodys
+    one.found[...] = -1
+    wait()
+    comm.Scatterv(whole if rank == root else None, one.spec(1) if counts[rank] else np.empty(0), root)
+    one.check([everybodys[rank] if counts[rank] else np.full(values.size, -1)])
+
+    one.found[...] = everybodys[rank]
+    all_of_them.found[...] = 0
+    wait()
+    comm.Gatherv(one.spec(1), [all_of_them.matrix, [1] * size, all_of_them.type] if rank == root else None, root)
+    all_of_them.check(everybodys if rank == root else 0 * everybodys)
+
+
+def test_vector_collectives(comm: Intracomm, columns: tuple[Columns, Columns]) -> None:
+    for turn in range(3 * comm.size):
+        _vector_calls(comm, *columns, turn, late=turn % (2 * comm.size))
+
+
+def test_python_does_not_read_the_arguments_of_vector_collectives(
+    comm: Intracomm, compiled: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = Columns(5, 1), Columns(5, comm.size)
+    for turn in range(3 * comm.size):
+        _vector_calls(comm, *columns, turn)
+    compiled()
+    for name in ("_plain_ends", "_plain_allgatherv"):
+        monkeypatch.setattr(VectorCalls, name, refuse)
+    for turn in range(6 * comm.size):
+        _vector_calls(comm, *columns, turn, late=turn % (2 * comm.size))
+    for each in columns:
+        each.type.Free()
 
 
 def test_python_does_not_read_the_arguments(comm: Intracomm, refused: Callable[..., None]) -> None:
