@@ -53,7 +53,7 @@ is gone; see `executor.begin` and `dispatch.call`; the reducer raised an excepti
 `messages.execute_bound`; nothing has happened, since the call is for a lane for longer vectors. After MISMATCH, LOST,
 RAISED and FAILED the operation has not ended."""
 
-JOB_WORDS = 60
+JOB_WORDS = 61
 """Two more words a rank follow: where element 0 of the vector is seen from here, in its sendbuf and its recvbuf; then
 size + 1 offsets of equal parts, size + 4 words for uneven ones, and 2 * size for what is read of a specification."""
 (
@@ -117,6 +117,7 @@ size + 1 offsets of equal parts, size + 4 words for uneven ones, and 2 * size fo
     DISPLS,  # address of the places of all parts in recvbuf, in elements; 0: they follow each other
     WRONG_PART,  # one more than the rank whose part has another length or type than is expected, 0 for none
     LONGEST,  # the longest vector, in bytes, that nonblocking calls use this lane for; 0: any
+    ROOM,  # address of room for packed copies of nonblocking calls in this lane, see `packed_views`; 0: there is none
 ) = range(JOB_WORDS)
 OPERATION_WORDS = range(COLLECTIVE, PLAN + 1)
 """The words that describe an operation, and its plan."""

@@ -27,7 +27,7 @@ from .dispatch_table import (
     number_of_dtype,
 )
 from .object_kernels import takes_objects
-from .operation_words import DONE, OTHER, get
+from .operation_words import DONE, OTHER, TOO_LONG, get
 from .strided_copy import (
     ADDRESS,
     CURSOR_WORDS,
@@ -269,7 +269,7 @@ def end_packed(table, status):
     packing = get(table, PACKING)
     if status == DONE:
         _unpack(packing)
-    elif status == OTHER:
+    elif status in (OTHER, TOO_LONG):
         store(packing + 8 * IN_USE, 0)
     else:
         status += PACKED

@@ -61,7 +61,7 @@ class NonblockingCollectives(BlockingCollectives):
                 if plain is not None:
                     unpack = None if plain.place is None else plain.unpack
                     quick = start_quickly(
-                        scope, table, collective, plain.sendbuf, plain.recvbuf, op, root, unpack=unpack
+                        scope, table, collective, plain.sendbuf, plain.recvbuf, op, root, unpack=unpack, was_packed=True
                     )
             if quick is not None:
                 return quick

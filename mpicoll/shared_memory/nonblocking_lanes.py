@@ -17,8 +17,10 @@ from typing import Protocol
 
 import numpy as np
 
+from mpicoll.buffers.known_types import room_for_copies
 from mpicoll.errors import CommunicatorBusy
-from mpicoll.kernels.operation_words import AT_ONCE_NBYTES, LONGEST
+from mpicoll.kernels.operation_words import AT_ONCE_NBYTES, LONGEST, ROOM, SIZE
+from mpicoll.kernels.packed_views import PACKED_NBYTES, unpack_later
 from mpicoll.shared_memory.domain_memory import LONG_LANES, NONBLOCKING_LANES
 
 
@@ -45,11 +47,23 @@ class HasJobs(Protocol):
 class NonblockingLane:
     """A nonblocking operation lane: its job, the job's address, and its last operation on this rank, or None."""
 
-    __slots__ = ("address", "is_long", "job", "last")
+    __slots__ = ("_room", "address", "is_long", "job", "last")
 
     def __init__(self, job: np.ndarray, is_long: bool) -> None:
         self.job, self.address, self.is_long = job, int(job.ctypes.data), is_long
         self.last: Ending | None = None
+        self._room: np.ndarray | None = None
+
+    def begin_packing(self) -> None:
+        """Let compiled code pack and unpack entries of derived datatypes in calls in this lane."""
+        if self._room is None:
+            self._room = room_for_copies(PACKED_NBYTES, int(self.job[SIZE]))
+        if self._room is not None:
+            self.job[ROOM] = self._room.ctypes.data
+
+    def unpack(self) -> None:
+        """Copy the result of the operation in this lane, which has packed its arguments, to its places."""
+        unpack_later.run(int(self.job[ROOM]))
 
     @property
     def is_free(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from mpi4py import MPI
 from mpicoll import Intracomm
 from mpicoll.collectives import execute
 from mpicoll.collectives.vector_calls import VectorCalls
+from mpicoll.interface import nonblocking
 from tests.mpi.conftest import TIMEOUT, WORLD, refuse
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -160,10 +162,93 @@ def test_python_does_not_read_the_arguments_of_vector_collectives(
     compiled()
     for name in ("_plain_ends", "_plain_allgatherv"):
         monkeypatch.setattr(VectorCalls, name, refuse)
-    for turn in range(6 * comm.size):
+    for turn in range(2 * comm.size):  # fewer than the calls after which Python looks for messages
         _vector_calls(comm, *columns, turn, late=turn % (2 * comm.size))
     for each in columns:
         each.type.Free()
+
+
+def _in_flight(comm: Intracomm, turn: int, made: list[tuple[Columns, Columns]], late: int = -1) -> None:
+    """Start nonblocking calls of columns, one of each kind for every pair of columns, and complete them together."""
+    rank, size = comm.rank, comm.size
+    root, requests, checks = turn % size, list[MPI.Request](), list[Callable[[], None]]()
+    for number, (one, all_of_them) in enumerate(made):
+        values = np.arange(float(one.found.size)) + turn + 100 * number
+        everybodys = values + 10 * np.arange(size)[:, None]
+        one.found[...] = everybodys[rank]
+        all_of_them.found[...] = 0
+        if rank == late:
+            time.sleep(0.002)
+        kind = (turn + number) % 5
+        if kind == 0:
+            requests.append(comm.Ibcast(one.spec(1), root))
+            checks.append(partial(one.check, everybodys[root : root + 1]))
+        elif kind == 1:
+            requests.append(comm.Iallreduce(MPI.IN_PLACE, one.spec(1)))
+            checks.append(partial(one.check, everybodys.sum(0, keepdims=True)))
+        elif kind == 2:
+            requests.append(comm.Iallgather(one.spec(1), all_of_them.spec(1)))
+            checks.append(partial(all_of_them.check, everybodys))
+        elif kind == 3:
+            all_of_them.found[...] = everybodys
+            requests.append(comm.Iscatter(all_of_them.spec(1) if rank == root else None, one.spec(1), root))
+            checks.append(partial(one.check, everybodys[rank : rank + 1]))
+        else:
+            requests.append(comm.Iexscan(everybodys[rank].copy(), one.spec(1)))
+            checks.append(partial(one.check, everybodys[: max(rank, 1)].sum(0, keepdims=True)))
+    if turn % 2:
+        for request in reversed(requests):
+            request.Wait()
+    else:
+        MPI.Request.Waitall(requests)
+    for check in checks:
+        check()
+
+
+@pytest.fixture
+def many_columns(comm: Intracomm) -> Iterator[list[tuple[Columns, Columns]]]:
+    """More pairs of columns than a communicator has lanes, for calls in flight at once."""
+    lengths = [3, 40, 700, 1100][: 4 if comm.size <= 4 else 3]
+    made = [(Columns(count, 1), Columns(count, comm.size)) for count in lengths * 3]
+    yield made
+    for pair in made:
+        for each in pair:
+            each.type.Free()
+
+
+def test_many_nonblocking_calls_in_flight(comm: Intracomm, many_columns: list[tuple[Columns, Columns]]) -> None:
+    for turn in range(20):
+        _in_flight(comm, turn, many_columns, late=turn % (2 * comm.size))
+
+
+def test_python_does_not_read_the_arguments_of_nonblocking_calls(
+    comm: Intracomm, refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = [(Columns(5, 1), Columns(5, comm.size))]
+    for turn in range(5 * comm.size):
+        _in_flight(comm, turn, columns)
+    refused("run", "start")
+    for name in ("plain_arguments", "start"):
+        monkeypatch.setattr(nonblocking, name, refuse)
+    for turn in range(5 * comm.size):
+        _in_flight(comm, turn, columns, late=turn % (2 * comm.size))
+    for each in columns[0]:
+        each.type.Free()
+
+
+def test_a_datatype_may_be_freed_while_its_entries_are_in_flight(comm: Intracomm) -> None:
+    for turn in range(30):
+        columns = Columns(20, 1)
+        columns.found[...] = comm.rank
+        if comm.rank == turn % comm.size:
+            time.sleep(0.002)
+        request = comm.Iallreduce(MPI.IN_PLACE, columns.spec(1))
+        columns.type.Free()
+        other = Columns(20, 2)  # whose datatype may have the same handle
+        requests = [request, comm.Ibcast(other.spec(1))]
+        MPI.Request.Waitall(requests)
+        columns.check(np.full((1, 20), sum(range(comm.size))))
+        other.type.Free()
 
 
 def test_python_does_not_read_the_arguments(comm: Intracomm, refused: Callable[..., None]) -> None:
