@@ -175,7 +175,7 @@ class Chance:
         return self.one_of([MPI.IN_PLACE, None, MPI.BOTTOM, "text", 5, [1, 2], [], object()])
 
 
-def _made_in_python(
+def made_in_python(
     comm: Communicator, collective: str, given: dict[str, Any], names: str
 ) -> CheckedOperation | Exception | None:
     """Return the task that Python prepares; the exception if it refuses, None for a call of the MPI library."""
@@ -188,8 +188,11 @@ def _made_in_python(
     return task if isinstance(task, CheckedOperation) else None
 
 
-def _difference(comm: Communicator, task: CheckedOperation | Exception | None) -> str:
-    """Say in which way compiled code makes another call than Python; "" if it makes the same."""
+def told_difference(comm: Communicator, task: CheckedOperation | Exception | None, *, places: bool = True) -> str:
+    """Say in which way compiled code makes another call than Python; "" if it makes the same.
+
+    `places`: compare where the elements are, too.
+    """
     if not isinstance(task, CheckedOperation):
         return f"Python made {task!r}"
     job, call = comm.job, int(comm.job[words.CALL])
@@ -206,7 +209,7 @@ def _difference(comm: Communicator, task: CheckedOperation | Exception | None) -
         compiled.append(int(job[words.ROOT]))
         python.append(task.root)
     for name, word, address in (("send", words.SEND, send), ("recv", words.RECV, recv)):
-        if address:  # a rank that has no part in it reads, or writes, nothing there
+        if address and places:  # a rank that has no part in it reads, or writes, nothing there
             compiled.append((name, int(job[word])))
             python.append((name, address))
     return "" if compiled == python else f"compiled {compiled}, Python {python}"
@@ -230,11 +233,11 @@ def test_compiled_code_makes_no_other_call_than_python(seed: int, monkeypatch: p
         comm.taken = -1
         with contextlib.suppress(Told):
             getattr(comm, method)(*(given[name] for name in names))
-        task = _made_in_python(comm, collective, given, names)
+        task = made_in_python(comm, collective, given, names)
         outcomes[f"taken {comm.taken >= 0}, task {isinstance(task, CheckedOperation)}"] += 1
         if comm.taken >= 0:
             assert number == comm.job[words.COLLECTIVE]
-            difference = _difference(comm, task)
+            difference = told_difference(comm, task)
             assert not difference, f"{method} on rank {comm._scope.channel.rank} of {comm._size}, {given}: {difference}"
     assert outcomes["taken True, task True"] > 0.2 * SAMPLES / BATCHES, outcomes
     assert outcomes["taken False, task False"] > 0.02 * SAMPLES / BATCHES, outcomes
