@@ -86,11 +86,11 @@ def start_quickly(
     lanes.is_busy = True
     try:
         lane = lanes.take_turn(node, 0)
-        status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
+        status = kernel.run(table, lane.address, *call) if lane.is_free() else OTHER
         if status == TOO_LONG:
             lanes.undo_turn(lane)
             lane = lanes.take_turn(node, AT_ONCE_NBYTES + 1)
-            status = kernel.run(table, lane.address, *call) if lane.is_free else OTHER
+            status = kernel.run(table, lane.address, *call) if lane.is_free() else OTHER
         if was_packed:
             lane.begin_packing()
         if status == OTHER:

@@ -173,6 +173,10 @@ class Request(OwnRequest):
                 self._flight = None
         return True
 
+    def advance(self) -> bool:
+        """Advance the operation, unless another thread is advancing some; return whether it has ended."""
+        return progress_engine.advance_alone(self, self.step) or self._flight is None
+
     def Free(self) -> None:
         """Free the request; RuntimeError if the operation is not complete."""
         if self._flight is not None:
@@ -235,6 +239,13 @@ class JobRequest(Request):
                 if self._flight is not None:
                     return False
         return super().Test(status)
+
+    def advance(self) -> bool:
+        """Advance the operation, see :meth:`Request.advance`; in less time where no other thread does."""
+        flight = self._flight
+        if flight is None or flight.driven_by is not None:
+            return super().advance()
+        return progress_engine.advance_alone(self, self._look) or self._flight is None
 
     def _let_drive(self) -> None:
         """Let the driver thread, which there is, advance the operation, which is known to the progress engine."""

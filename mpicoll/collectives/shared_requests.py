@@ -58,6 +58,13 @@ class SharedRequest(Request):
         node.nonblocking.end_turn(lane, self)
         self._begin(flight)
 
+    def advance(self) -> bool:
+        """Advance the operation, see :meth:`Request.advance`; nothing if the one before it in its lane has to end."""
+        flight = self._flight
+        if isinstance(flight, QueuedOperation) and not flight.may_start:
+            return False
+        return super().advance()
+
     def _start(self) -> int:
         assert self._task is not None
         fill(self._job, self._task, self._operation)

@@ -32,6 +32,10 @@ class Ending(Protocol):
         """True if it has ended, successfully or not."""
         ...
 
+    def advance(self) -> bool:
+        """Advance it without waiting; return whether it has ended."""
+        ...
+
     def complete(self) -> None:
         """Wait until it has ended."""
 
@@ -65,10 +69,10 @@ class NonblockingLane:
         """Copy the result of the operation in this lane, which has packed its arguments, to its places."""
         unpack_later.run(int(self.job[ROOM]))
 
-    @property
     def is_free(self) -> bool:
-        """True if its last operation has ended on this rank."""
-        return self.last is None or self.last.has_ended
+        """Return whether its last operation has ended on this rank, which it may do now."""
+        last = self.last
+        return last is None or last.has_ended or last.advance()
 
 
 class NonblockingLanes:

@@ -312,15 +312,20 @@ class QueuedOperation(SharedOperation):
         """True while an operation before it has to end first."""
         return self._start is not None
 
+    @property
+    def may_start(self) -> bool:
+        """True unless the operation before it is known to be in flight still."""
+        return self._start is None or self._before is None or self._before.has_ended
+
     def begins_after(self, before: Ending | None, start: Callable[[], int]) -> None:
         """Set the function that starts the operation and returns a status, to be called when `before` has ended."""
         self._before, self._start = before, start
 
     def advance(self) -> bool:
         """Start if the lane is free, then advance; see :meth:`SharedOperation.advance`."""
+        if not self.may_start:
+            return False
         if self._start is not None:
-            if self._before is not None and not self._before.has_ended:
-                return False
             self.channel.ensure_usable()
             self._before, start, self._start = None, self._start, None
             self._status = start()

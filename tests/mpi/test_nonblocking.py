@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ from mpi4py import MPI
 
 from mpicoll import Intracomm
 from mpicoll.errors import CommunicatorBusy
+from mpicoll.interface import nonblocking
 from mpicoll.progress import progress_engine
 from mpicoll.schedules import ALGORITHMS
+from mpicoll.shared_memory.domain_memory import NONBLOCKING_LANES
 from mpicoll.shared_memory.nonblocking_lanes import NonblockingLanes
+from tests.mpi.conftest import WORLD, refuse
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -125,6 +129,25 @@ def test_hundreds_of_the_same_kind(comm: Intracomm) -> None:
         for turn in order:
             requests[turn].Wait()
             assert (results[turn] == total(comm, 3, turn)).all()
+
+
+def test_a_lane_whose_operation_can_end_is_used_again_by_compiled_code(
+    comm: Intracomm, refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, count = np.arange(6.0) + comm.rank, 3 * NONBLOCKING_LANES
+    wanted = comm.size * np.arange(6.0) + sum(range(comm.size))
+    results = np.zeros((count, 6))
+    for result in results:
+        comm.Iallreduce(values, result).Wait()
+    results[...] = 0
+    refused()
+    monkeypatch.setattr(nonblocking, "start", refuse)
+    requests = []
+    for result in results:
+        requests.append(comm.Iallreduce(values, result))
+        WORLD.Barrier()  # then all ranks have started it
+    MPI.Request.Waitall(requests)
+    np.testing.assert_array_equal(results, np.tile(wanted, (count, 1)))
 
 
 def test_waiting_in_different_order_on_different_ranks(comm: Intracomm) -> None:
