@@ -165,7 +165,8 @@ def _make_packed_call(table, collective, part, whole, root):
         return OTHER
     place, numbers = int(gathers), job + 8 * read_word(size)
     if get(job, RANK) == root:
-        packed = packed_blocks(table, whole, place, size, numbers, not gathers)
+        is_read = not gathers or part == get(table, IN_PLACE)
+        packed = packed_blocks(table, whole, place, size, numbers, is_read)
         whole = packed if packed != 0 else read_fitting(table, whole, size, numbers, gathers)
     part = array_in(table, packed_in(table, part, 1 - place, 1, 0, gathers), 1 - place, 1, True)
     return end_packed(table, _make(table, job, collective, part, whole, root))

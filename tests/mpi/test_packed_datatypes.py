@@ -135,6 +135,13 @@ def _vector_calls(comm: Intracomm, one: Columns, all_of_them: Columns, turn: int
     comm.Allgatherv(MPI.IN_PLACE, whole)
     all_of_them.check(np.where(np.arange(size)[:, None] == rank, everybodys, wanted))
 
+    all_of_them.found[...] = 0
+    all_of_them.found[rank] = -everybodys[rank]
+    wait()
+    comm.Gatherv(MPI.IN_PLACE if rank == root else mine, whole if rank == root else None, root)
+    others = np.arange(size)[:, None] != rank
+    all_of_them.check(np.where(others, wanted if rank == root else 0 * wanted, -everybodys))
+
     all_of_them.found[...] = everybodys
     one.found[...] = -1
     wait()
