@@ -38,7 +38,10 @@ MOVING_UNEQUAL_PARTS = ("allgatherv", "gatherv", "scatterv", "alltoallv")
 ANY_DTYPES = tuple(map(np.dtype, ("float64", "int8", "complex64", "longdouble")))
 REDUCING = ("allreduce", "reduce", "reduce_scatter_block", "reduce_scatter", "scan", "exscan")
 ROOTED = ("reduce", "bcast", "gather", "gatherv", "scatter", "scatterv")
-IN_PLACE = ("allreduce", "reduce", "allgather", "reduce_scatter_block", "alltoall", "scan", "exscan")
+OWN_PART_IN_PLACE = ("allgather", "allgatherv", "gather", "gatherv")
+"""Collectives in which a rank's own part can be in place; the others of them need the whole vector there."""
+IN_PLACE = (*OWN_PART_IN_PLACE, "allreduce", "reduce", "reduce_scatter_block", "alltoall", "scan", "exscan")
+IN_PLACE_AT_ROOT = ("reduce", "gather", "gatherv")
 """Collectives that are drawn in place, too."""
 WEIGHTS = {
     "allreduce": 8, "reduce": 4, "bcast": 4, "allgather": 4, "reduce_scatter_block": 4, "barrier": 1,

@@ -48,7 +48,8 @@ class Call:
         result = operation.result(comm.rank, comm.size)
         self._send = self._recv = None
         whole = operation.in_place and operation.collective == "reduce_scatter_block"
-        self._in_place = operation.in_place and (operation.collective != "reduce" or comm.rank == operation.root)
+        at_root = operation.collective in draw.IN_PLACE_AT_ROOT
+        self._in_place = operation.in_place and (not at_root or comm.rank == operation.root)
         if operation.collective == "exscan" and result is None:
             result = operation.given(comm.rank)  # rank 0 has a buffer, too
         if result is not None:
@@ -97,7 +98,7 @@ class Call:
             self._send.write(given)
         elif self._in_place:
             assert self._recv is not None
-            whole = operation.collective != "allgather"
+            whole = operation.collective not in draw.OWN_PART_IN_PLACE
             self._recv.write(given, slice(None) if whole else operation.part(rank))
         elif self._is_bcast and rank == operation.root:
             assert self._recv is not None
