@@ -18,10 +18,11 @@ from bench import text_tables
 from bench.benchmark_options import measure_on_ranks, rank_counts
 
 if TYPE_CHECKING:
+    import numpy as np
     from mpi4py import MPI
 
 PROGRAM = "bench.arguments"
-_COUNT, _PERIOD = 5, 97
+_COUNT, _PERIOD, _SIDE = 5, 97, 4
 _SAMPLE_SECONDS = 0.02
 _Call = Callable[["MPI.Intracomm", int], Any]
 """A call on a communicator; the number differs from call to call, and is the same on all ranks."""
@@ -60,7 +61,27 @@ def _calls(rank: int, size: int) -> Iterator[tuple[str, _Call]]:
     pairs = np.zeros(_COUNT, np.dtype([("value", "f8"), ("place", "i4")], align=True))
     others = np.zeros_like(pairs)
     operation = MPI.Op.Create(_add, commute=True)
-    displs = [2 * _COUNT * each for each in range(size)]
+
+    yield "Allreduce of arrays", lambda comm, turn: comm.Allreduce(np.ones(_COUNT), np.zeros(_COUNT))
+    yield "of array.array", lambda comm, turn: comm.Allreduce(numbers([1.0] * _COUNT), numbers([0.0] * _COUNT))
+    yield "in Fortran's order", lambda comm, turn: comm.Allreduce(matrix, other)
+    yield "Bcast, count changes", lambda comm, turn: comm.Bcast(np.ones(1 + turn % _PERIOD))
+    yield (
+        "MAXLOC of pairs",
+        lambda comm, turn: comm.Allreduce([pairs, MPI.DOUBLE_INT], [others, MPI.DOUBLE_INT], MPI.MAXLOC),
+    )
+    yield "of long double", lambda comm, turn: comm.Allreduce(np.ones(_COUNT, "g"), np.zeros(_COUNT, "g"))
+    yield "by MPI.Op.Create", lambda comm, turn: comm.Allreduce(np.ones(_COUNT), np.zeros(_COUNT), operation)
+    yield "Bcast of a column", lambda comm, turn: comm.Bcast([np.ones(2 * _COUNT), 1, column])
+    yield "Ibcast and Wait", lambda comm, turn: comm.Ibcast([np.ones(2 * _COUNT), 1, column]).Wait()
+    yield from _vector_calls(rank, size)
+    yield from _block_calls(rank, size)
+
+
+def _vector_calls(rank: int, size: int) -> Iterator[tuple[str, _Call]]:
+    import numpy as np
+
+    same, displs = [_COUNT] * size, [2 * _COUNT * each for each in range(size)]
 
     def whole(counts: list[int], *where: Any) -> list[Any] | None:
         return [np.zeros(sum(counts)), counts, *where] if rank == 0 else None
@@ -73,18 +94,6 @@ def _calls(rank: int, size: int) -> Iterator[tuple[str, _Call]]:
         counts = _changing(size, turn)
         comm.Scatterv(whole(counts), np.ones(counts[rank]), 0)
 
-    same = [_COUNT] * size
-    yield "Allreduce of arrays", lambda comm, turn: comm.Allreduce(np.ones(_COUNT), np.zeros(_COUNT))
-    yield "of array.array", lambda comm, turn: comm.Allreduce(numbers([1.0] * _COUNT), numbers([0.0] * _COUNT))
-    yield "in Fortran's order", lambda comm, turn: comm.Allreduce(matrix, other)
-    yield "Bcast, count changes", lambda comm, turn: comm.Bcast(np.ones(1 + turn % _PERIOD))
-    yield (
-        "MAXLOC of pairs",
-        lambda comm, turn: comm.Allreduce([pairs, MPI.DOUBLE_INT], [others, MPI.DOUBLE_INT], MPI.MAXLOC),
-    )
-    yield "of long double", lambda comm, turn: comm.Allreduce(np.ones(_COUNT, "g"), np.zeros(_COUNT, "g"))
-    yield "by MPI.Op.Create", lambda comm, turn: comm.Allreduce(np.ones(_COUNT), np.zeros(_COUNT), operation)
-    yield "of a column", lambda comm, turn: comm.Bcast([np.ones(2 * _COUNT), 1, column])
     yield "Gatherv", lambda comm, turn: comm.Gatherv(np.ones(_COUNT), whole(same))
     yield "counts change", gatherv
     yield "Scatterv", lambda comm, turn: comm.Scatterv(whole(same), np.ones(_COUNT))
@@ -97,6 +106,26 @@ def _calls(rank: int, size: int) -> Iterator[tuple[str, _Call]]:
         "blocks apart",
         lambda comm, turn: comm.Allgatherv(np.ones(_COUNT), [np.zeros(2 * _COUNT * size), (same, displs)]),
     )
+
+
+def _block_calls(rank: int, size: int) -> Iterator[tuple[str, _Call]]:
+    """Yield calls that move square blocks of a matrix, which lie side by side, by a derived datatype."""
+    import numpy as np
+    from mpi4py import MPI
+
+    rows = MPI.DOUBLE.Create_vector(_SIDE, _SIDE, _SIDE * size)
+    block = rows.Create_resized(0, 8 * _SIDE).Commit()
+
+    def blocks(everywhere: bool = False) -> list[Any] | None:
+        matrix = [np.zeros((_SIDE, _SIDE * size)), [1] * size, list(range(size)), block]
+        return matrix if rank == 0 or everywhere else None
+
+    def part() -> np.ndarray:
+        return np.ones((_SIDE, _SIDE))
+
+    yield "Gatherv of blocks", lambda comm, turn: comm.Gatherv(part(), blocks())
+    yield "Scatterv of blocks", lambda comm, turn: comm.Scatterv(blocks(), part())
+    yield "Allgatherv of blocks", lambda comm, turn: comm.Allgatherv(part(), blocks(everywhere=True))
 
 
 def _numbered(call: _Call, comm: MPI.Intracomm) -> Callable[[], None]:
